@@ -1,10 +1,9 @@
 //! The host budget: one number, and the named reservations that are taken from it.
 //!
-//! Whatever the loader holds in host memory in proportion to anything (ring, metadata, mapped
-//! windows, scratch) is reserved here first, by name, and given back when its [`Reservation`] is
-//! dropped. A reservation cannot grow. What a caller keeps (resident layers) and what belongs to
-//! nobody (thread stacks, the allocator's slack, a device context) is not in the budget: it is
-//! measured beside it.
+//! All host memory of the loader whose size depends on something (ring, metadata, mapped windows,
+//! scratch) is reserved here first, by name, and given back when its [`Reservation`] is dropped. A
+//! reservation cannot grow. Resident layers, which belong to the caller, are not in the budget, nor
+//! are thread stacks, the slack of the allocator and a device context.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,11 +17,11 @@ use crate::units::HumanBytes;
 )]
 #[non_exhaustive]
 pub struct BudgetError {
-    /// What asked for memory.
+    /// The name of the refused reservation.
     pub what: &'static str,
-    /// What it asked for.
+    /// Its size in bytes.
     pub needed_bytes: u64,
-    /// What was left of the budget.
+    /// Bytes that were free.
     pub free_bytes: u64,
     /// The whole budget.
     pub limit_bytes: u64,
@@ -76,13 +75,13 @@ impl MemoryBudget {
         self.account.limit_bytes
     }
 
-    /// What is reserved now, in bytes.
+    /// Bytes that are reserved now.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.account.lock().used_bytes
     }
 
-    /// The most that was ever reserved at once, in bytes.
+    /// The most bytes that were ever reserved at once.
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
         self.account.lock().peak_bytes
@@ -106,7 +105,7 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// What the bytes are for.
+    /// The name of the reservation.
     #[must_use]
     pub fn what(&self) -> &'static str {
         self.what

@@ -52,8 +52,8 @@
 //!
 //! # What is not
 //!
-//! - The 16 MiB are for what no budget counts: thread stacks, the allocator's slack, the threads of
-//!   `rayon`'s global pool if hashes are asked for. The page cache is the kernel's;
+//! - The 16 MiB are for what no budget counts: thread stacks (of at most 16 more threads if
+//!   tensors are hashed) and the allocator's slack. The page cache is the kernel's;
 //!   [`IoMode::Auto`] and [`IoMode::Direct`] leave it as it was where the system lets them:
 //!   [`IoDecision::cache_effect`] says.
 //! - A program that changes a file through a shared writable mapping, or within one tick of the

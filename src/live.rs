@@ -1,8 +1,8 @@
-//! What is allocated: every mapping and every piece of device memory that this library has,
-//! process-wide.
+//! The list of allocations: every mapping and every piece of device memory that this library has in
+//! this process.
 //!
-//! An entry is made with the memory and goes with it, so that the list cannot forget one; what the
-//! memory is used for is noted as that changes:
+//! An entry is made with its memory and dropped with it, so the list is complete. The use of the
+//! memory is recorded as it changes:
 //!
 //! ```text
 //! scratch --> ring
@@ -11,9 +11,8 @@
 //!         --> window (layers come and go) --> gone
 //! ```
 //!
-//! An entry is for an allocation, not for a tensor, and costs a lock when it is made, noted and
-//! dropped. Memory of callers is not listed, nor small things that come from the allocator: names,
-//! plans, channels.
+//! Each entry is for an allocation, not for a tensor. It takes a lock when it is made, changed and
+//! dropped. The list has no memory of callers and no small heap blocks: names, plans, channels.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -23,7 +22,7 @@ use std::time::{Duration, Instant};
 use crate::checkpoint::DType;
 use crate::layers::LayerId;
 
-/// Where memory is.
+/// A kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum MemoryKind {
@@ -42,7 +41,7 @@ impl fmt::Display for MemoryKind {
     }
 }
 
-/// What memory is for.
+/// The use of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum MemoryUse {
@@ -50,15 +49,15 @@ pub enum MemoryUse {
     Ring,
     /// Bytes on their way, apart from the ring.
     Scratch,
-    /// The arena of a layer that is being filled, or that nobody has yet.
+    /// The arena of a layer that is being filled, or that was not handed out yet.
     Filling,
     /// The arena of a resident layer.
     Layer,
-    /// What the layers of a stream share that goes through them again and again.
+    /// The memory that layers of a stream of several passes share.
     Window,
-    /// A layer that waits in host memory.
+    /// A layer that is parked in host memory.
     Parked,
-    /// An arena that waits for the next layer of its stream.
+    /// An arena that is free for the next layer of its stream.
     Idle,
 }
 
@@ -80,20 +79,20 @@ impl fmt::Display for MemoryUse {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Allocation {
-    /// Its number: no two allocations of a process have the same.
+    /// A number that is unique in the process.
     pub number: u64,
-    /// Where it is.
+    /// The kind of memory.
     pub memory: MemoryKind,
-    /// What it is for.
+    /// Its use.
     pub used_for: MemoryUse,
-    /// How large it is. On the host, what of it was never touched takes no memory yet.
+    /// Its size. On the host, pages that were never touched take no memory yet.
     pub bytes: u64,
-    /// How long it has been there, when the list was made.
+    /// Its age when the list was made.
     pub age: Duration,
-    /// The layer in it, if it is one; in a window the last one that came.
+    /// The layer in it, if there is one. In a window, the last layer that was placed.
     pub layer: Option<LayerId>,
-    /// The tensors in it, in file order, if it is a resident layer; in a window those of every
-    /// layer there.
+    /// The tensors in it, in file order, if it is a resident layer. In a window, those of all
+    /// layers in it.
     pub tensors: Vec<LiveTensor>,
 }
 
@@ -109,44 +108,43 @@ pub struct LiveTensor {
     pub shape: Box<[u64]>,
     /// Bytes of its elements.
     pub bytes: u64,
-    /// How many [`LoadedTensor`](crate::LoadedTensor)s of it there are: whoever has one keeps the
-    /// layer.
+    /// The number of [`LoadedTensor`](crate::LoadedTensor)s of it. Each keeps the layer.
     pub owners: usize,
 }
 
-/// What was allocated at one moment.
+/// The allocations at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     allocations: Vec<Allocation>,
 }
 
-/// Tensors that are alike: of the same shape and type, in the same memory.
+/// Tensors of the same shape and type in the same kind of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Group {
-    /// Where they are.
+    /// The kind of memory.
     pub memory: MemoryKind,
     /// Type of their elements.
     pub dtype: DType,
     /// Elements per dimension.
     pub shape: Box<[u64]>,
-    /// How many there are.
+    /// The number of tensors.
     pub count: usize,
     /// Bytes of all of them.
     pub bytes: u64,
 }
 
-/// What has changed from one snapshot to another.
+/// The changes from one snapshot to another.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Difference {
-    /// What is there now and was not.
+    /// Allocations that are new.
     pub new: Vec<Allocation>,
-    /// What was there and is not any more.
+    /// Allocations that are gone.
     pub gone: Vec<Allocation>,
 }
 
-/// Everything that is allocated now.
+/// All current allocations.
 ///
 /// # Example
 /// ```
@@ -172,7 +170,7 @@ pub fn snapshot() -> Snapshot {
 /// The allocations of these numbers.
 pub(crate) fn snapshot_of(is_wanted: impl Fn(u64) -> bool) -> Snapshot {
     let now = Instant::now();
-    // Whoever describes a layer may become its last owner, and frees it: not under the lock.
+    // Not under the lock: listing the tensors of a layer may drop its last owner, which frees it.
     let records: Vec<(u64, Record)> = {
         let registry = registry();
         registry
@@ -199,7 +197,7 @@ impl Snapshot {
         self.allocations.iter().filter(|one| one.memory == memory).map(|one| one.bytes).sum()
     }
 
-    /// The tensors of resident layers, those that are alike together, largest first.
+    /// The tensors of resident layers in groups, largest first.
     #[must_use]
     pub fn groups(&self) -> Vec<Group> {
         let mut groups = BTreeMap::<(MemoryKind, DType, &[u64]), (usize, u64)>::new();
@@ -221,7 +219,7 @@ impl Snapshot {
         groups
     }
 
-    /// What is new since an earlier snapshot, and what is gone.
+    /// The changes since an earlier snapshot.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Difference {
         let not_in = |other: &Self| {
@@ -235,13 +233,13 @@ impl Snapshot {
     }
 }
 
-/// Tells what is in the arena of a layer.
+/// Lists the tensors in the arena of a layer.
 pub(crate) trait Describe: Send + Sync {
     /// Its tensors, in file order.
     fn tensors(&self) -> Vec<LiveTensor>;
 }
 
-/// The entry of one allocation; dropping it takes it off the list. The memory owns it.
+/// The entry of one allocation. Dropping it removes it from the list. The memory owns it.
 #[derive(Debug)]
 pub(crate) struct Entry {
     number: u64,
@@ -254,12 +252,12 @@ struct Record {
     bytes: u64,
     since: Instant,
     layer: Option<LayerId>,
-    /// One, or all that lie in a window.
+    /// The layer in the allocation, or all layers in a window.
     contents: Vec<Weak<dyn Describe>>,
 }
 
 impl Entry {
-    /// An allocation that was just made.
+    /// The entry of a new allocation.
     pub(crate) fn new(memory: MemoryKind, used_for: MemoryUse, bytes: u64) -> Self {
         let record =
             Record { memory, used_for, bytes, since: Instant::now(), layer: None, contents: Vec::new() };
@@ -275,7 +273,7 @@ impl Entry {
         self.number
     }
 
-    /// From now on it is for this, and nothing else is known.
+    /// Records a new use, and forgets the layers.
     pub(crate) fn note(&self, used_for: MemoryUse, layer: Option<&LayerId>) {
         self.change(|record| {
             (record.used_for, record.layer) = (used_for, layer.cloned());
@@ -283,7 +281,7 @@ impl Entry {
         });
     }
 
-    /// From now on it is the arena of a resident layer, or a window with one more.
+    /// Records a resident layer in an arena, or one more in a window.
     pub(crate) fn note_layer(&self, layer: &LayerId, contents: Weak<dyn Describe>) {
         self.change(|record| {
             match record.used_for {
@@ -298,7 +296,7 @@ impl Entry {
         });
     }
 
-    /// From now on a layer is not there any more: nobody asks it for its tensors.
+    /// Forgets a layer, so that it is not asked for its tensors any more.
     pub(crate) fn forget_layer<D: Describe>(&self, contents: &Arc<D>) {
         let is_it = |one: &Weak<dyn Describe>| std::ptr::addr_eq(one.as_ptr(), Arc::as_ptr(contents));
         self.change(|record| record.contents.retain(|one| !is_it(one)));
@@ -339,7 +337,7 @@ struct Registry {
 static REGISTRY: Mutex<Registry> = Mutex::new(Registry { last_number: 0, records: BTreeMap::new() });
 
 fn registry() -> MutexGuard<'static, Registry> {
-    // One insertion, change or removal at a time: what is there is true, so poison is ignored.
+    // Every change is complete or not made at all, so poisoning is ignored.
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

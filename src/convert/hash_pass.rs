@@ -23,7 +23,7 @@ use super::hash::{Digest, FileDigest, HashPool, Hashes, start_pool};
 use crate::checkpoint::{Checkpoint, Shard, ShardId, TensorId};
 use crate::device::{NoneBackend, Target};
 use crate::layers::LayerId;
-use crate::load::{Hooks, Launch, LayerStream, LoadError, Witness, decide_io};
+use crate::load::{Hooks, LayerStream, LoadError, LoadSetup, ReadObserver, decide_io};
 use crate::plan::{
     Group, IoMode, Landing, LoadOptions, LoadPlan, MemoryTerm, Placement, PlanLimits, Quantised, ReadRequest,
     ResidentKind, Transform, is_mostly_direct,
@@ -94,13 +94,13 @@ impl HashPass<'_> {
             next_group: 0,
             open: None,
         };
-        let witness: Witness = Box::new(move |read, slot| {
+        let observer: ReadObserver = Box::new(move |read, slot| {
             let request = read.request;
             let start = request.payload.start() - request.extent.start();
             hasher.update(request, slot.part(start, request.payload.len_bytes()))
         });
         drop((groups, ids));
-        let stream = self.start(plan, false, Some(witness))?;
+        let stream = self.start(plan, false, Some(observer))?;
         pass_on(stream, None, events, on_event)
     }
 
@@ -158,21 +158,21 @@ impl HashPass<'_> {
         &self,
         plan: Arc<LoadPlan>,
         hash: bool,
-        witness: Option<Witness>,
+        observer: Option<ReadObserver>,
     ) -> Result<LayerStream, LoadError> {
         let adapts = self.options.readers.is_none() && is_mostly_direct(plan.io(), plan.decisions());
         let queues = (plan.io() == IoMode::Uring).then_some(1);
-        let launch = Launch {
-            checkpoint: self.checkpoint,
+        let setup = LoadSetup {
+            checkpoint: self.checkpoint.clone(),
             plan,
             options: LoadOptions { hash, ..self.options.clone() },
             adapts,
             queues,
-            witness,
+            observer,
             hooks: Hooks::default(),
             started: Instant::now(),
         };
-        launch.start_on(NoneBackend, None)
+        setup.start_on(NoneBackend, None)
     }
 }
 
@@ -505,11 +505,11 @@ mod tests {
             pass.plan(&groups(&checkpoint, &ids, |_| true), &|_| Transform::Keep, &ids, false).unwrap(),
         );
         let mut seen = 0;
-        let witness: Witness = Box::new(move |_, _| {
+        let observer: ReadObserver = Box::new(move |_, _| {
             seen += 1;
             if seen == 3 { Err(LoadError::Cancelled) } else { Ok(()) }
         });
-        let layers: Vec<_> = pass.start(plan, false, Some(witness)).unwrap().collect();
+        let layers: Vec<_> = pass.start(plan, false, Some(observer)).unwrap().collect();
         assert!(matches!(layers.last(), Some(Err(LoadError::Cancelled))), "{layers:?}");
     }
 

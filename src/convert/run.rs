@@ -32,7 +32,7 @@ use super::{
     Conversion, ConvertError, ConvertEvent, ConvertReport, KernelCopied, Part, Verification, source_overlap,
 };
 use crate::checkpoint::{FileIdentity, ShardId, open_regular};
-use crate::load::{Hooks, Launch, LayerStream, LoadError, Progress};
+use crate::load::{Hooks, LayerStream, LoadError, LoadSetup, Progress};
 use crate::plan::{IoMode, LoadOptions, LoadPlan, PlannedLayer};
 use crate::units::{ByteRange, to_u64};
 
@@ -250,17 +250,17 @@ impl Run<'_> {
         let (settings, pool) = (&prepared.settings, Arc::clone(&prepared.files.pool));
         let (backend, end) =
             FileBackend::start(files, prepared.files.buffers, pool, settings.kernel_copy, settings.sha256)?;
-        let launch = Launch {
-            checkpoint: &prepared.files.checkpoint,
+        let setup = LoadSetup {
+            checkpoint: prepared.files.checkpoint.clone(),
             plan: Arc::clone(&plan),
             options: LoadOptions { prefetch_layers: PREFETCH_LAYERS, ..LoadOptions::default() },
             adapts: false,
             queues: (plan.io() == IoMode::Uring).then_some(1),
-            witness: None,
+            observer: None,
             hooks: Hooks::default(),
             started: Instant::now(),
         };
-        let mut stream = launch.start_on(backend, None)?;
+        let mut stream = setup.start_on(backend, None)?;
         prepared.cancel.set_load(Some(stream.cancel_handle()));
         let outcome =
             while_reporting(settings, stream.progress(), || self.publish_all(&mut stream, &end, &plan, todo));

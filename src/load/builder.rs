@@ -1,42 +1,95 @@
-//! Settings of a loader.
+//! The settings of a loader.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
-use super::borrowed::Borrowed;
-use super::engine::Engine;
-use super::{LoadError, Loader};
+use super::error::LoadError;
+use super::io_choice::decide_io;
+use super::times::{Hooks, LayerTimes, PassReport};
 use crate::checkpoint::{Checkpoint, TensorEntry};
-use crate::device::{Device, Target};
-use crate::layers::{LayerMap, Layers};
+use crate::device::{Destinations, Target};
+use crate::layers::{Layer, LayerId, LayerKind, LayerMap, Layers};
 use crate::plan::{
-    FloatType, HandOut, IoDecision, IoMode, IoReason, Landing, LoadOptions, LoadPlan, PlanLimits,
-    Quantisation, QuantiseChoice, ReadOrder, ResidentKind, Window, is_most, is_mostly_direct,
+    FloatType, HandOut, IoMode, Landing, LoadOptions, LoadPlan, Passes, PlanLimits, Quantisation,
+    QuantiseChoice, ReadOrder, ResidentKind, Window,
 };
 use crate::ranks::{Rank, Share, SplitRules};
-use crate::source::{self, SourceError};
-
-/// Most direct reads in flight unless the caller says otherwise: what arrays of flash disks want,
-/// at 1 or 2 MiB each.
-const DIRECT_READS_MAX: u32 = 16;
-/// Most threads that have a queue of reads each.
-const QUEUES_MAX: u32 = 8;
-/// Reads that a network has under way at once.
-const NETWORK_READERS: u32 = 8;
 
 /// Decides which tensors are loaded.
 type Select = dyn Fn(&TensorEntry<'_>) -> bool + Send + Sync;
 
-/// Settings of a [`Loader`].
+/// The layers that stay resident from the first pass to the last.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Keep {
+    /// None.
+    #[default]
+    Nothing,
+    /// Those outside every stack: embedding, head, final norm.
+    OutsideStacks,
+    /// The layers of these names.
+    Layers(Vec<LayerId>),
+}
+
+/// Settings for inference engines.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Engine {
+    keep: Keep,
+    pub(super) call_order: Option<Vec<LayerId>>,
+    pub(super) hooks: Hooks,
+}
+
+impl Engine {
+    /// The hooks alone, for a load that keeps everything.
+    pub(super) fn for_one_pass(self) -> Self {
+        Self { hooks: self.hooks, ..Self::default() }
+    }
+
+    /// The layers that stay resident.
+    pub(super) fn kept(&self, layers: &Layers) -> Result<BTreeSet<LayerId>, LoadError> {
+        let ids = |layer: &Layer| layer.id.clone();
+        match &self.keep {
+            Keep::Nothing => Ok(BTreeSet::new()),
+            Keep::OutsideStacks => {
+                let outside = layers.as_slice().iter().filter(|layer| layer.kind == LayerKind::Group);
+                Ok(outside.map(ids).collect())
+            }
+            Keep::Layers(wanted) => {
+                let known = |id: &LayerId| layers.find(id).map(ids).ok_or_else(|| LoadError::no_layer(id));
+                wanted.iter().map(known).collect()
+            }
+        }
+    }
+}
+
+/// CUDA handles and memory that the caller provides.
+#[derive(Clone, Default)]
+pub(super) struct CudaHandles {
+    pub(super) context: Option<u64>,
+    pub(super) stream: Option<u64>,
+    pub(super) destinations: Option<Arc<Destinations>>,
+}
+
+impl fmt::Debug for CudaHandles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaHandles")
+            .field("context", &self.context)
+            .field("stream", &self.stream)
+            .field("destinations", &self.destinations.is_some())
+            .finish()
+    }
+}
+
+/// The settings of a [`Loader`](crate::Loader).
 #[derive(Clone)]
 #[must_use = "a builder does nothing until it is built"]
 pub struct LoaderBuilder {
     pub(super) target: Target,
     pub(super) options: LoadOptions,
     pub(super) engine: Engine,
-    pub(super) borrowed: Borrowed,
+    pub(super) cuda: CudaHandles,
     map: LayerMap,
     select: Option<Arc<Select>>,
     shard: Option<(Rank, SplitRules)>,
@@ -44,12 +97,13 @@ pub struct LoaderBuilder {
 }
 
 impl LoaderBuilder {
+    /// The default settings for a target.
     pub(super) fn new(target: Target) -> Self {
         Self {
             target,
             options: LoadOptions::default(),
             engine: Engine::default(),
-            borrowed: Borrowed::default(),
+            cuda: CudaHandles::default(),
             map: LayerMap::default(),
             select: None,
             shard: None,
@@ -64,47 +118,46 @@ impl LoaderBuilder {
     }
 
     /// Most host memory that one load may hold beside resident layers, in bytes. 64 MiB by default.
-    /// Loads that run at the same time have a budget each.
+    /// Each of several loads at the same time has its own budget.
     pub fn host_budget(mut self, bytes: u64) -> Self {
         self.options.host_budget_bytes = bytes;
         self
     }
 
-    /// Most memory that resident layers may take on the device, in bytes. Not bounded by default.
-    /// Checked when the load is planned, for layers that are dropped in order, and enforced
-    /// while it runs, for those that are not.
+    /// Most memory that resident layers may take on the device, in bytes. No limit by default. The
+    /// plan checks it for layers that are dropped in order. The running load enforces it for all.
     pub fn device_budget(mut self, bytes: u64) -> Self {
         self.options.device_budget_bytes = Some(bytes);
         self
     }
 
-    /// Bytes of the device's memory that shall stay free. 64 MiB by default. A load whose resident
-    /// layers would leave less is refused before it begins. Host memory is not checked: what is
-    /// free there is not known until it is used.
+    /// Device memory that must stay free, in bytes. 64 MiB by default. A load whose resident layers
+    /// would leave less is refused before it begins. Host memory is not checked, because the amount
+    /// that is free there is not known until it is used.
     pub fn device_reserve(mut self, bytes: u64) -> Self {
         self.options.device_reserve_bytes = bytes;
         self
     }
 
-    /// Layers resident at once in [`Loader::stream`]: being filled, ready, and held by the caller.
-    /// Two by default; [`Loader::load`] keeps all.
+    /// Layers resident at once in [`Loader::stream`](crate::Loader::stream): being filled, ready,
+    /// and held by the caller. Two by default; [`Loader::load`](crate::Loader::load) keeps all.
     pub fn window(mut self, window: Window) -> Self {
         self.options.window = window;
         self
     }
 
     /// Layers read ahead of the one the caller works on or waits for. Two by default; with zero,
-    /// nothing is read before it is asked for. What lies beyond the window waits in the ring.
+    /// nothing is read before the caller asks for it. Layers beyond the window wait in the ring.
     pub fn prefetch(mut self, layers: u32) -> Self {
         self.options.prefetch_layers = layers;
         self
     }
 
-    /// In which order reads are issued. One layer after the other by default; [`Loader::load`],
-    /// which keeps everything, always reads as the files have it. [`Loader::stream`] does so on
-    /// demand, with a window of [`Window::All`]: every layer is begun then
-    /// whatever [`Self::prefetch`] says, and they come as they are complete, not in execution
-    /// order. Hashing on the way needs the order of layers.
+    /// The order in which reads are issued. One layer after the other by default.
+    /// [`Loader::load`](crate::Loader::load), which keeps everything, always reads in file order.
+    /// [`Loader::stream`](crate::Loader::stream) can do so with a window of [`Window::All`]: then
+    /// reading begins for every layer, whatever [`Self::prefetch`] says, and layers come as they
+    /// complete, not in execution order. Hashing on the way needs the order of layers.
     pub fn read_order(mut self, order: ReadOrder) -> Self {
         self.options.order = order;
         self
@@ -117,27 +170,27 @@ impl LoaderBuilder {
         self
     }
 
-    /// Reads in flight; zero counts as one. By default what the mode can use on this machine: one
-    /// for each core for buffered and mapped reads, at most 8, or 12 for a CUDA device; 8 for a
-    /// network; direct reads find out while they run, up to 16; with [`IoMode::Auto`], what
-    /// most of the bytes need. Cores are those that affinity and the CPU quota of the control
-    /// group leave. A small budget may get fewer. Each is a thread, unless reads go through queues
-    /// ([`LoadReport::queueing`](super::LoadReport::queueing)).
+    /// Reads in flight; zero counts as one. The default depends on the mode. Buffered and mapped
+    /// reads: one for each core, at most 8, or 12 for a CUDA device. Network: 8. Direct reads:
+    /// found out while loading, up to 16. [`IoMode::Auto`]: what most of the bytes need. Cores are
+    /// those that affinity and the CPU quota of the control group leave. A small budget may get
+    /// fewer. Each is a thread, unless reads go through queues
+    /// ([`LoadReport::queueing`](crate::LoadReport::queueing)).
     pub fn readers(mut self, threads: u32) -> Self {
         self.options.readers = Some(threads.max(1));
         self
     }
 
-    /// Hashes every tensor on the way if the target keeps no bytes to hash later; costs 32 bytes of
-    /// the budget per tensor. Off by default. Where the bytes are kept,
-    /// [`LoadedTensor::hash`](super::LoadedTensor::hash) needs nothing from the load.
+    /// Hashes every tensor on the way if the target keeps no bytes to hash later. Takes 32 bytes of
+    /// the budget for each tensor. Off by default. Where the bytes are kept,
+    /// [`LoadedTensor::hash`](crate::LoadedTensor::hash) needs nothing from the load.
     pub fn hash(mut self, hash: bool) -> Self {
         self.options.hash = hash;
         self
     }
 
-    /// When the caller gets a layer. When it is complete, by default. Matters only for devices that
-    /// copy by themselves.
+    /// When the caller gets a layer: when it is complete, by default. Matters only for asynchronous
+    /// devices.
     pub fn hand_out(mut self, hand_out: HandOut) -> Self {
         self.options.hand_out = hand_out;
         self
@@ -156,16 +209,16 @@ impl LoaderBuilder {
     /// quantised already arrive as they are, or as [`Self::dtype`] says. The values of `X`
     /// arrive under its name; [their scales](crate::plan::SCALE_SUFFIX) are a tensor of their own,
     /// `X_scale`, in the same layer.
-    /// [`Progress::quantisation_errors`](super::Progress::quantisation_errors) tells what was lost.
+    /// [`Progress::quantisation_errors`](crate::Progress::quantisation_errors) has the errors.
     /// Nothing is quantised by default.
     pub fn quantise(mut self, form: Quantisation) -> Self {
         self.options.quantise = Some(form);
         self
     }
 
-    /// Says which tensors [`Self::quantise`] is about, in the place of the rule about layers and
-    /// names. Only floats of 16 bits and more, with two or three dimensions and rows of 32
-    /// elements or more, which are no part of a quantised weight, are asked about.
+    /// Chooses the tensors that [`Self::quantise`] quantises, instead of the rule about layers and
+    /// names. The closure is asked only about floats of 16 bits and more that have two or three
+    /// dimensions and rows of 32 elements or more, and that are no part of a quantised weight.
     pub fn quantise_only(
         mut self,
         choose: impl Fn(&TensorEntry<'_>) -> bool + Send + Sync + 'static,
@@ -174,8 +227,8 @@ impl LoaderBuilder {
         self
     }
 
-    /// How long the stream waits for its next layer while the caller itself holds all that may be
-    /// resident. 30 s by default; a tenth of a second passes before it is noticed.
+    /// How long the stream waits for its next layer while the caller itself holds the whole window.
+    /// 30 s by default. A stall is noticed after a tenth of a second.
     pub fn stall_timeout(mut self, timeout: Duration) -> Self {
         self.options.stall_timeout = timeout;
         self
@@ -187,26 +240,25 @@ impl LoaderBuilder {
         self
     }
 
-    /// Loads only tensors for which `select` says yes. It is asked before anything is read.
+    /// Loads only tensors for which `select` returns true. It is called before anything is read.
     pub fn select(mut self, select: impl Fn(&TensorEntry<'_>) -> bool + Send + Sync + 'static) -> Self {
         self.select = Some(Arc::new(select));
         self
     }
 
-    /// Loads what one of several ranks has of each tensor: for tensor parallelism. Only that is
-    /// read, as far as it lies together: ranges of the outermost dimension are read as they
-    /// are; of an inner one, short holes between what is wanted are read
-    /// through ([`Self::read_through`]). [`LoadPlan::over_read_bytes`] tells what that costs.
-    /// [`LoadedTensor::shape`](super::LoadedTensor::shape) is that of the part.
+    /// Loads one rank's part of each tensor, for tensor parallelism. Ranges of the outermost
+    /// dimension are read without anything else. For ranges of an inner dimension, short holes are
+    /// read through ([`Self::read_through`]); [`LoadPlan::over_read_bytes`] counts them.
+    /// [`LoadedTensor::shape`](crate::LoadedTensor::shape) is the shape of the part.
     pub fn shard(mut self, rank: Rank, rules: SplitRules) -> Self {
         self.shard = Some((rank, rules));
         self
     }
 
-    /// Reads through holes of up to so many bytes, 64 KiB by default: between two wanted tensors,
-    /// and inside the part of a rank ([`Self::shard`]). A disk moves that much in the time of
-    /// one more request. With zero, nothing is read but what is wanted and what alignment adds,
-    /// in more and smaller requests: for storage that is paid or limited by the byte.
+    /// Reads through holes of up to this many bytes, 64 KiB by default: between two wanted tensors,
+    /// and inside the part of a rank ([`Self::shard`]). A disk moves that much in the time of one
+    /// more request. With zero, only wanted bytes and alignment are read, in more and smaller
+    /// requests: for storage that is paid or limited by the byte.
     ///
     /// With [`Self::share`] no hole is ever read.
     pub fn read_through(mut self, hole_bytes_max: u64) -> Self {
@@ -214,17 +266,17 @@ impl LoaderBuilder {
         self
     }
 
-    /// Loads whole tensors, those that are one rank's of several to read, so that each byte is read
-    /// once in all: see [`Share`], which tells every rank which tensors those are. With
-    /// [`Self::select`], the selected ones are divided.
+    /// Loads one rank's share of whole tensors, so that all ranks together read each byte once.
+    /// [`Share`] tells which tensors each rank reads. With [`Self::select`], the selected tensors
+    /// are divided.
     pub fn share(mut self, rank: Rank) -> Self {
         self.share = Some(rank);
         self
     }
 
     /// The same settings for one of several devices that share a checkpoint: one pass over the
-    /// tensors that `is_here` picks, to stay. The bytes between them belong to other devices, so
-    /// they are not read through.
+    /// tensors that `is_here` chooses, which all stay resident. The bytes between them belong to
+    /// other devices and are not read through.
     pub fn for_place(
         mut self,
         target: Target,
@@ -260,60 +312,24 @@ impl LoaderBuilder {
         self.options.host_budget_bytes
     }
 
-    /// Device memory that has to stay free, in bytes.
+    /// Device memory that must stay free, in bytes.
     #[must_use]
     pub fn device_reserve_bytes(&self) -> u64 {
         self.options.device_reserve_bytes
     }
 
-    /// What a load with these settings would do, as [`Loader::plan`]; the device need not be there.
+    /// The plan of a load with these settings, as from [`Loader::plan`](crate::Loader::plan). The
+    /// device need not exist.
     ///
     /// # Errors
-    /// As [`Loader::plan`].
+    /// As [`Loader::plan`](crate::Loader::plan).
     pub fn plan(&self, checkpoint: &Checkpoint) -> Result<LoadPlan, LoadError> {
         self.plan_with(checkpoint, &self.options)
     }
 
-    /// A loader with these settings. Opens the device.
-    ///
-    /// # Errors
-    /// [`LoadError::Device`] if the target cannot be used on this machine, or not with the stream
-    /// that was handed in. Host memory always can.
-    pub fn build(self) -> Result<Loader, LoadError> {
-        let device = match self.borrowed.device(self.target)? {
-            Some(device) => device,
-            None => Device::open(self.target)?,
-        };
-        Ok(Loader { settings: self, device })
-    }
-
-    /// True if the bytes are gone before the caller could hash them.
+    /// True if tensors are hashed on the way, because the target keeps no bytes to hash later.
     pub(super) fn hashes_on_the_way(&self) -> bool {
         self.options.hash && self.target == Target::None
-    }
-
-    /// True if the load finds out by itself how many reads in flight are best.
-    pub(super) fn adapts(&self, plan: &LoadPlan) -> bool {
-        self.options.readers.is_none() && is_mostly_direct(plan.io(), plan.decisions())
-    }
-
-    /// Threads with a queue of reads each, if reads are to go through queues. One keeps any disk
-    /// busy; where bytes are cast or copied on the way, that is a thread's work too, and every
-    /// core shall take part. Then they are worth it without being asked for, unless some
-    /// reads would hold up the others: those that go through no queue and answer late.
-    pub(super) fn queues(&self, plan: &LoadPlan) -> Option<u32> {
-        let works =
-            self.target == Target::Host || self.options.dtype.is_some() || self.options.quantise.is_some();
-        let for_work = cores().clamp(1, QUEUES_MAX);
-        let answers_late =
-            |decision: &IoDecision| matches!(decision.reason, IoReason::Network | IoReason::Program);
-        match self.options.io {
-            IoMode::Uring => Some(if works { for_work } else { 1 }),
-            IoMode::Auto if !cfg!(feature = "uring") => None,
-            IoMode::Auto if plan.decisions().iter().any(answers_late) => None,
-            IoMode::Auto if works && is_mostly_direct(plan.io(), plan.decisions()) => Some(for_work),
-            IoMode::Auto | IoMode::Direct | IoMode::Buffered | IoMode::Mmap => None,
-        }
     }
 
     /// Plans a load with other options than those that were set.
@@ -326,7 +342,7 @@ impl LoaderBuilder {
         let mut limits = PlanLimits::of(options.clone());
         limits.options.hash = self.hashes_on_the_way();
         if self.share.is_some() {
-            // Other ranks read what lies between.
+            // Other ranks read the tensors in between.
             limits.options.hole_bytes_max = 0;
         }
         limits.kept = self.engine.kept(&layers)?;
@@ -360,7 +376,7 @@ impl fmt::Debug for LoaderBuilder {
             .field("target", &self.target)
             .field("options", &self.options)
             .field("engine", &self.engine)
-            .field("borrowed", &self.borrowed)
+            .field("cuda", &self.cuda)
             .field("map", &self.map)
             .field("selects", &self.select.is_some())
             .field("shard", &self.shard)
@@ -369,46 +385,73 @@ impl fmt::Debug for LoaderBuilder {
     }
 }
 
-/// Looks at each file and puts into the limits of a plan how it is read.
-pub(crate) fn decide_io(
-    limits: &mut PlanLimits,
-    checkpoint: &Checkpoint,
-    target: Target,
-) -> Result<(), SourceError> {
-    let io = limits.options.io;
-    if io == IoMode::Auto {
-        let survey = source::survey(checkpoint)?;
-        (limits.alignment, limits.decisions) = (survey.alignment, survey.decisions);
-    } else {
-        limits.alignment = source::alignment(checkpoint)?;
+/// Settings for engines that hold a window of layers and pass over all of them for every token or
+/// batch.
+impl LoaderBuilder {
+    /// How often [`Loader::stream`](crate::Loader::stream) passes over all layers. Once by default.
+    /// Reading ahead continues from the last layer to the first, so the next pass is on its way
+    /// while this one is used.
+    ///
+    /// With two or more passes, layers share one allocation, as long as the [window](Self::window);
+    /// [`MemoryTerms::window`](crate::plan::MemoryTerms::window) has its length. Nothing is
+    /// allocated on the device after the start, nor on the host's heap after the first few passes.
+    /// A window of N layers has N places, each as long as the longest layer that is not
+    /// [kept](Self::keep). The allocation stays until the stream and every layer in it are dropped.
+    ///
+    /// # Example
+    /// ```
+    /// use onelayer::{Checkpoint, Keep, Loader, Passes, Target, Window};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/checkpoints/llama");
+    /// let loader = Loader::builder(Target::Host)
+    ///     .window(Window::Layers(2))
+    ///     .passes(Passes::Times(3))
+    ///     .keep(Keep::OutsideStacks) // embedding, norm and head are read once
+    ///     .on_pass(|pass| println!("pass {}: {:?}, waited {:?}", pass.pass, pass.elapsed, pass.waits))
+    ///     .build()?;
+    /// let mut stream = loader.stream(&Checkpoint::open(path)?)?;
+    /// for layer in &mut stream {
+    ///     let layer = layer?;
+    ///     println!("token {}: {} ({} tensors)", layer.pass(), layer.id(), layer.tensors().len());
+    /// } // dropped: its place is the next layer's
+    /// println!("what binds: {:?}", stream.report().waits.longest());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn passes(mut self, passes: Passes) -> Self {
+        self.options.passes = passes;
+        self
     }
-    limits.default_readers = default_readers(io, &limits.decisions, target);
-    Ok(())
-}
 
-/// How many threads read, unless the caller says otherwise.
-///
-/// Buffered and mapped reads are bound by copying, so a thread per core. Direct reads wait for the
-/// disk: as many as any disk wants, of which the load finds out how many it uses. A network answers
-/// late whatever the number of cores. A link to a device takes what more cores than eight can copy.
-/// Where each file has a decision of its own, most of the bytes decide.
-///
-/// Cores are those that this process may use: [`thread::available_parallelism`] counts its
-/// affinity, and the CPU quotas of its control group and of those above, versions 1 and 2.
-pub(super) fn default_readers(io: IoMode, decisions: &[IoDecision], target: Target) -> u32 {
-    let most = if matches!(target, Target::Cuda(_)) { 12 } else { 8 };
-    let copying = cores().clamp(1, most);
-    match io {
-        IoMode::Mmap | IoMode::Buffered => copying,
-        IoMode::Direct | IoMode::Uring => DIRECT_READS_MAX,
-        IoMode::Auto if is_most(decisions, |decision| decision.reason == IoReason::Network) => {
-            NETWORK_READERS
-        }
-        IoMode::Auto if is_mostly_direct(io, decisions) => DIRECT_READS_MAX,
-        IoMode::Auto => copying,
+    /// Layers that stay resident: they are read in the first pass and handed out in every pass.
+    /// They come on top of the window, as a separate term in
+    /// [`MemoryTerms::resident_terms`](crate::plan::MemoryTerms::resident_terms). None by default.
+    /// Ignored with one pass.
+    pub fn keep(mut self, keep: Keep) -> Self {
+        self.engine.keep = keep;
+        self
     }
-}
 
-fn cores() -> u32 {
-    thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX))
+    /// The order in which [`Loader::stream`](crate::Loader::stream) hands out the layers, instead
+    /// of the order of the grouping. It must have every selected layer once.
+    pub fn call_order(mut self, layers: impl IntoIterator<Item = LayerId>) -> Self {
+        self.engine.call_order = Some(layers.into_iter().collect());
+        self
+    }
+
+    /// Calls `told` with the times of each layer once it was released, or at the end of the stream.
+    /// It runs on the thread of the control loop, which does nothing else meanwhile. A panic ends
+    /// the load.
+    pub fn on_layer(mut self, told: impl Fn(&LayerTimes<'_>) + Send + Sync + 'static) -> Self {
+        self.engine.hooks.on_layer = Some(Arc::new(told));
+        self
+    }
+
+    /// Calls `told` with the times of each pass once its last layer is handed out, on the same
+    /// thread as [`Self::on_layer`].
+    pub fn on_pass(mut self, told: impl Fn(&PassReport) + Send + Sync + 'static) -> Self {
+        self.engine.hooks.on_pass = Some(Arc::new(told));
+        self
+    }
 }

@@ -1,146 +1,131 @@
-//! The control loop: who gets a slot, when a layer gets its arena, when it is complete.
+//! The control loop: which read gets a slot, when a layer gets its arena, when it is complete.
 //!
-//! It owns every decision of a running load and does no blocking work itself. A layer goes through
+//! It makes every decision of a running load and does no blocking work itself. The states of a
+//! layer:
 //!
 //! ```text
-//! waiting --(within prefetch)--> open --(a place in the window)--> has arena --(last copy queued)--> sealed
-//!         sealed --(every byte in its place, or at once if the caller wants it so)--> handed out
+//! waiting --(within prefetch)--> open --(window permit)--> has arena --(last copy queued)--> sealed
+//!         sealed --(every byte in its place, or at once if the caller wants that)--> handed out
 //! ```
 //!
-//! Reads are issued strictly in the plan's order and each claims a slot first, so the oldest read
-//! always has one. In the order of layers, every slot that waits for an arena belongs to the oldest
-//! layers without one. Therefore the load moves on whenever the caller drops a layer, however small
-//! the ring is.
+//! Why it cannot hang, however small the ring is: reads are issued strictly in the plan's order,
+//! and each claims a slot first, so the oldest read always has one. In [`ReadOrder::Layers`], every
+//! slot that waits for an arena belongs to one of the oldest layers without one. So the load moves
+//! on whenever the caller drops a layer.
 //!
-//! In the order of files all layers are open from the beginning, and any of them may be the next
-//! that is sealed. A layer is given its place and asks for its arena no later than its first read
-//! is issued. The window has a place for every layer, and the device budget bytes for all, or there
-//! is no such plan: so no arena waits for the caller, none for another, and none for a slot. Hence
-//! every slot that waits for an arena gets it, whatever the caller does and in whatever order
-//! arenas come; it is copied and free again; and the next read has it.
+//! In [`ReadOrder::Files`], all layers are open from the beginning, and any of them may be sealed
+//! next. A layer gets its permit, and requests its arena, before its first read is issued. Such a
+//! plan exists only if the window has room for every layer and the device budget for all bytes. So
+//! no arena waits for the caller, for another arena or for a slot. Every waiting slot therefore
+//! gets its arena, is copied and becomes free, and the next read has it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, never, select};
 
-use super::attend::{Attendants, Notice, Wait};
-use super::channels::ahead_most;
+use super::channels::layers_ahead_max;
+use super::completion::{CompletionThreads, DeviceEvent, DeviceWait};
 use super::depth::Observation;
-use super::hash::{LayerHasher, TensorHash};
-use super::layer::{Content, LayerData};
-use super::meter::{Course, Meter, Phase, SharedTotals};
-use super::open::{OpenLayer, Parked};
-use super::reader::{self, Done, Job, JobResult};
-use super::setup::{Setup, Wires};
-use super::shelf::Shelf;
-use super::stream::Delivery;
-use super::turns::Turns;
-use super::window::{Permit, PermitOffice, layers_at_once};
-use super::{LoadError, LoadedLayer, Progress};
+use super::error::{LoadError, panic_message};
+use super::hash::LayerHasher;
+use super::layer::{LayerMaker, LoadedLayer};
+use super::open_layers::{OpenLayers, SealedLayer, Turns, WaitingSlot};
+use super::permits::{WindowPermits, layers_at_once};
+use super::progress::Progress;
+use super::reader::{Done, Job, JobResult};
+use super::setup::{Channels, Delivery, LoadSetup, Resources};
+use super::times::{Meter, Phase, SharedTotals};
 use crate::device::{ArenaPlace, Backend, PendingCopy};
 use crate::plan::{HandOut, ReadOrder, Turn};
 use crate::staging::{Filled, Slot};
 use crate::units::{to_u64, to_usize};
 
-/// What the control loop waited for.
-enum Heard<B: Backend> {
+/// The end of a wait of the control loop.
+enum Wakeup<B: Backend> {
     Result(JobResult<B>),
-    Notice(Notice<B>),
-    Bell,
+    Device(DeviceEvent<B>),
+    Signal,
 }
 
 /// The control loop of one load.
 pub(super) struct Control<B: Backend> {
-    setup: Setup<B>,
-    wires: Wires<B>,
-    notices: Receiver<Notice<B>>,
-    office: Arc<PermitOffice>,
+    setup: LoadSetup,
+    resources: Resources<B>,
+    channels: Channels<B>,
+    device_events: Receiver<DeviceEvent<B>>,
+    permits: Arc<WindowPermits>,
     progress: Progress,
-    /// Whose turn it is, and the next read to issue.
+    /// The next read to issue.
     turns: Turns,
     meter: Meter,
-    /// Layers that stay, by index, once they are sealed. Empty if none do.
-    kept: Vec<Option<LoadedLayer>>,
-    /// What layers are made of that come again and again. `None` in one pass.
-    shelf: Option<Arc<Shelf>>,
+    layers: LayerMaker,
     /// Filled slots that wait for the arena of their layer.
-    parked: Vec<Parked>,
-    /// Turns that have ended and were not told of: empty between two looks.
+    waiting_slots: Vec<WaitingSlot>,
+    /// Turns that have ended and were not reported yet. Empty between two looks.
     ended: Vec<(usize, Instant)>,
-    /// Layers that are open, in order, from the first one that is not sealed, whose turn is
-    /// `sealed`.
-    open: VecDeque<OpenLayer<B>>,
-    /// Layers whose copies are all queued, as are those of all layers before them.
-    sealed: usize,
-    /// Layers that can be sealed, if they may be in any order.
-    whole: VecDeque<usize>,
-    /// Layers that are on their way to the caller, or there.
+    open: OpenLayers<B>,
+    /// Layers that are with the caller, or on their way there.
     handed_out: usize,
-    /// Layers that have a place in the window, or had one.
+    /// Layers that have or had a permit.
     placed: usize,
     /// Layers read ahead of the last one the caller asked for.
     prefetch: usize,
-    /// Layers the caller asked for so far.
+    /// Layers that the caller asked for so far.
     wanted: usize,
-    /// Reads that are over.
+    /// Finished reads.
     reads_done: u64,
     /// Reads that the readers have or will take next.
     jobs_running: usize,
-    /// Copies and layers that the attendants wait for.
+    /// Copies and layers that the completion threads wait for.
     waits_running: usize,
-    /// Filled slots that wait for an earlier read to be hashed.
+    /// Filled slots that wait for an earlier read to be hashed, by sequence.
     unhashed: BTreeMap<u64, (usize, u32, Slot<Filled>)>,
-    /// Reads that were issued before the next one.
+    /// Reads that were issued.
     reads_issued: u64,
-    /// Reads that were hashed: the next one is the one that was issued after so many.
+    /// Reads that were hashed. The next one has this sequence.
     reads_hashed: u64,
-    /// Hashes the reads, and so the layers, one after the other.
     hasher: LayerHasher,
 }
 
 impl<B: Backend> Control<B> {
     pub(super) fn new(
-        setup: Setup<B>,
-        wires: Wires<B>,
-        office: Arc<PermitOffice>,
+        setup: LoadSetup,
+        resources: Resources<B>,
+        channels: Channels<B>,
+        permits: Arc<WindowPermits>,
         progress: Progress,
         totals: SharedTotals,
     ) -> Self {
         let plan = &setup.plan;
-        let prefetch = setup.prefetch.min(ahead_most(plan));
+        let prefetch = to_usize(u64::from(setup.options.prefetch_layers)).min(layers_ahead_max(plan));
         let turns = Turns::new(plan);
         let meter = Meter::new(plan, setup.hooks.clone(), setup.started, totals);
-        let keeps = plan.layers().iter().any(|layer| layer.is_kept);
-        let mut kept = Vec::new();
-        kept.resize_with(if keeps { plan.layers().len() } else { 0 }, || None);
+        let layers = LayerMaker::new(&setup.checkpoint, plan, layers_at_once(plan));
         if meter.follows_layers() {
-            office.note_ends();
+            permits.record_ends();
         }
-        let notices = wires.attendants.as_ref().map_or_else(never, Attendants::notices);
-        let goes_on = !plan.passes().is_one();
-        let shelf = goes_on.then(|| Arc::new(Shelf::new(layers_at_once(plan), &setup.checkpoint, plan)));
-        // Lists that are used for many passes have room from the beginning for all that can be in
-        // them at once.
+        let device_events = channels.completion.as_ref().map_or_else(never, CompletionThreads::events);
+        // Over many passes nothing may be allocated later, so lists start with all the room they
+        // need.
         let most = (to_usize(u64::from(plan.memory().ring().slots)), prefetch + 1);
-        let (parked_room, open_room) = if goes_on { most } else { (0, 0) };
+        let (slots_room, open_room) = if plan.passes().is_one() { (0, 0) } else { most };
+        let open = OpenLayers::new(plan.order(), open_room);
         Self {
             setup,
-            wires,
-            notices,
-            office,
+            resources,
+            channels,
+            device_events,
+            permits,
             progress,
             turns,
             meter,
-            kept,
-            shelf,
-            parked: Vec::with_capacity(parked_room),
+            layers,
+            waiting_slots: Vec::with_capacity(slots_room),
             ended: Vec::new(),
-            open: VecDeque::with_capacity(open_room),
-            sealed: 0,
-            whole: VecDeque::new(),
+            open,
             handed_out: 0,
             placed: 0,
             prefetch,
@@ -158,29 +143,27 @@ impl<B: Backend> Control<B> {
     /// Runs until every layer is handed out and nothing is in flight any more, or until something
     /// fails.
     pub(super) fn run(mut self) {
-        // A panic is an error of this load like any other: it must not leave readers behind, nor
-        // arenas with the device.
+        // A panic is an error of this load: it must leave neither readers nor arenas behind.
         let outcome = catch_unwind(AssertUnwindSafe(|| self.drive()))
-            .unwrap_or_else(|panic| Err(LoadError::Panicked { message: reader::panic_message(&*panic) }));
+            .unwrap_or_else(|panic| Err(LoadError::Panicked { message: panic_message(&*panic) }));
         if let Err(error) = outcome {
-            self.setup.backend.give_up();
-            // A caller that has gone does not want to know.
-            let _ = self.wires.deliveries.send(Delivery::Failed(Box::new(error)));
+            self.resources.backend.give_up();
+            // The stream may be gone.
+            let _ = self.channels.deliveries.send(Delivery::Failed(Box::new(error)));
         }
-        // Nobody is left to be told of a panic in here.
-        let _ = catch_unwind(AssertUnwindSafe(|| self.tell_of_the_rest()));
+        // A panic of a hook at the end has no error to become.
+        let _ = catch_unwind(AssertUnwindSafe(|| self.report_remaining_layers()));
         self.wind_down();
     }
 
     fn drive(&mut self) -> Result<(), LoadError> {
-        while self.sealed < self.turns.total() || self.waits_running > 0 {
-            self.hear_signals()?;
+        while self.open.sealed() < self.turns.total() || self.waits_running > 0 {
+            self.read_signals()?;
             self.open_layers();
             self.place_layers()?;
             self.issue_reads()?;
             self.adapt_depth();
-            // Sealing a layer opens another: only when there was none is there nothing left to do
-            // but wait.
+            // A sealed layer may open another one, so it waits only if there was none to seal.
             if !self.seal_next()? {
                 self.wait()?;
             }
@@ -196,17 +179,13 @@ impl<B: Backend> Control<B> {
             ReadOrder::Layers => self.wanted.saturating_add(self.prefetch).min(self.turns.total()),
             ReadOrder::Files => self.turns.total(),
         };
-        for turn in self.sealed + self.open.len()..end {
-            let reads = &self.turns.layer(turn).reads;
-            let (reads, is_there) = (reads.end - reads.start, self.turns.is_there(turn));
-            self.open.push_back(OpenLayer::new(Course::open(turn), reads, is_there));
-        }
+        self.open.open_until(end, &self.turns);
     }
 
-    /// Gives open layers without a place one each, as far as the window allows: the oldest, or
-    /// those without reads, where the others are given theirs with their first read.
+    /// Places open layers, oldest first, as long as the window has room. In the order of files, a
+    /// layer with reads is placed with its first read instead.
     fn place_layers(&mut self) -> Result<(), LoadError> {
-        while self.placed < self.sealed + self.open.len() {
+        while self.placed < self.open.end() {
             let waits_for_read = self.setup.plan.order() == ReadOrder::Files
                 && !self.turns.layer(self.placed).reads.is_empty();
             if !waits_for_read && !self.place(self.placed)? {
@@ -217,23 +196,23 @@ impl<B: Backend> Control<B> {
         Ok(())
     }
 
-    /// Gives an open layer a place, if the window allows, and asks for its arena.
+    /// Gets a permit for an open layer and requests its arena. False if the window has no room.
     fn place(&mut self, turn: usize) -> Result<bool, LoadError> {
         let layer = self.turns.layer(turn);
-        let open = &mut self.open[turn - self.sealed];
+        let open = self.open.get_mut(turn);
         let place = if open.is_there {
             return Ok(true);
         } else if layer.is_kept {
             ArenaPlace::Own
         } else {
-            let Some(permit) = self.office.try_issue(turn, layer.arena_bytes) else { return Ok(false) };
+            let Some(permit) = self.permits.try_issue(turn, layer.arena_bytes) else { return Ok(false) };
             open.permit.insert(permit).place()
         };
         open.is_placed = true;
-        match &mut self.wires.attendants {
-            Some(attendants) => attendants.allocate(turn, place),
+        match &mut self.channels.completion {
+            Some(completion) => completion.allocate(turn, place),
             None => {
-                let arena = self.setup.backend.allocate(layer, place)?;
+                let arena = self.resources.backend.allocate(layer, place)?;
                 self.on_arena(turn, arena)?;
             }
         }
@@ -242,64 +221,53 @@ impl<B: Backend> Control<B> {
 
     /// Starts the copies that waited for the arena.
     fn on_arena(&mut self, turn: usize, arena: Arc<B::Arena>) -> Result<(), LoadError> {
-        self.open[turn - self.sealed].arena = Some(arena);
-        while let Some(next) = self.parked.iter().position(|parked| parked.turn == turn) {
-            let Parked { read, slot, .. } = self.parked.remove(next);
+        self.open.get_mut(turn).arena = Some(arena);
+        while let Some(next) = self.waiting_slots.iter().position(|waiting| waiting.turn == turn) {
+            let WaitingSlot { read, slot, .. } = self.waiting_slots.remove(next);
             self.start_copy(turn, read, slot)?;
         }
-        self.note_whole(turn);
+        self.open.note_if_whole(turn);
         Ok(())
     }
 
-    /// Remembers a layer that has become whole, where it need not wait for those before it.
-    fn note_whole(&mut self, turn: usize) {
-        // The copies that wait for an arena start with it: then both, the last copy and the arena,
-        // find the layer whole.
-        let is_first = !self.whole.contains(&turn);
-        if self.setup.plan.order() == ReadOrder::Files && is_first && self.open[turn - self.sealed].is_whole()
-        {
-            self.whole.push_back(turn);
-        }
-    }
-
-    /// Starts the copy of a filled slot, or parks it until there is an arena.
+    /// Starts the copy of a filled slot. Without an arena, the slot waits.
     fn start_copy(&mut self, turn: usize, read: u32, slot: Slot<Filled>) -> Result<(), LoadError> {
-        let layer = &mut self.open[turn - self.sealed];
+        let layer = self.open.get_mut(turn);
         let Some(arena) = &layer.arena else {
-            self.parked.push(Parked { turn, read, slot });
+            self.waiting_slots.push(WaitingSlot { turn, read, slot });
             return Ok(());
         };
         let plan = &self.setup.plan;
         let start = Instant::now();
-        let copy = self.setup.backend.copy_async(arena, slot, plan.copies(&plan.read(read)))?;
-        layer.course.work.filling += start.elapsed();
+        let copy = self.resources.backend.copy_async(arena, slot, plan.copies(&plan.read(read)))?;
+        layer.timer.work.filling += start.elapsed();
         self.on_copying(turn, read, copy)
     }
 
-    /// Takes note of a copy that is queued: it is somebody else's to wait for, or over already.
+    /// Records a queued copy. On an asynchronous device a completion thread waits for it.
     fn on_copying(&mut self, turn: usize, read: u32, copy: B::Pending) -> Result<(), LoadError> {
-        let layer = &mut self.open[turn - self.sealed];
+        let layer = self.open.get_mut(turn);
         layer.reads_left -= 1;
-        match &self.wires.attendants {
-            Some(attendants) => {
+        match &self.channels.completion {
+            Some(completion) => {
                 let permit = layer.permit.clone();
                 self.waits_running += 1;
-                attendants.wait(Wait::Copy { read, copy, permit });
+                completion.wait(DeviceWait::Copy { read, copy, permit });
             }
             None => {
                 drop(copy.wait()?);
                 self.count_tensor_bytes(read);
             }
         }
-        self.note_whole(turn);
+        self.open.note_if_whole(turn);
         Ok(())
     }
 
-    /// Takes note of a copy that is over.
+    /// Records a finished copy.
     fn on_copied(&mut self, turn: usize, read: u32) {
-        self.open[turn - self.sealed].reads_left -= 1;
+        self.open.get_mut(turn).reads_left -= 1;
         self.count_tensor_bytes(read);
-        self.note_whole(turn);
+        self.open.note_if_whole(turn);
     }
 
     fn count_tensor_bytes(&self, read: u32) {
@@ -307,9 +275,9 @@ impl<B: Backend> Control<B> {
         self.progress.add_tensor_bytes(plan.copies(&plan.read(read)).map(|copy| copy.len_bytes).sum());
     }
 
-    /// Tells the depth how far reading is, and the readers how many of them may read from now on.
+    /// Adapts the number of reads in flight to the progress of reading.
     fn adapt_depth(&mut self) {
-        let depth = &mut self.wires.depth;
+        let depth = &mut self.channels.depth;
         if depth.is_fixed() {
             return;
         }
@@ -323,29 +291,29 @@ impl<B: Backend> Control<B> {
             is_starved,
         });
         if depth.limit() != limit_before {
-            self.wires.keeper.set(depth.limit());
+            self.channels.reader_limit.set(depth.limit());
         }
     }
 
     /// Issues reads of open layers while there are free slots.
     fn issue_reads(&mut self) -> Result<(), LoadError> {
-        // Two for each read in flight, so that no reader waits for this loop.
-        let jobs_most = 2 * to_usize(u64::from(self.wires.depth.limit()));
+        // Two jobs for each read in flight, so that no reader waits for this loop.
+        let jobs_most = 2 * to_usize(u64::from(self.channels.depth.limit()));
         while let Some(Turn { layer: turn, read }) = self.turns.next_read() {
-            if turn >= self.sealed + self.open.len() || self.jobs_running >= jobs_most {
+            if turn >= self.open.end() || self.jobs_running >= jobs_most {
                 return Ok(());
             }
-            let Some(claim) = self.setup.ring.try_claim() else { return Ok(()) };
-            if self.setup.plan.order() == ReadOrder::Files && self.open[turn - self.sealed].permit.is_none() {
+            let Some(claim) = self.resources.ring.try_claim() else { return Ok(()) };
+            if self.setup.plan.order() == ReadOrder::Files && self.open.get(turn).permit.is_none() {
                 let is_placed = self.place(turn)?;
                 assert!(is_placed, "a window of all layers has a place for each");
             }
             let arena = match self.setup.is_in_order() {
-                true => None, // whoever hashes sees the bytes first, in order
-                false => self.open[turn - self.sealed].arena.clone(),
+                true => None, // the bytes are hashed or observed first, in order
+                false => self.open.get(turn).arena.clone(),
             };
             let job = Job { turn, sequence: self.reads_issued, read, claim, arena };
-            self.wires.jobs.send(job);
+            self.channels.jobs.send(job);
             self.jobs_running += 1;
             self.reads_issued += 1;
             self.turns.advance();
@@ -353,154 +321,119 @@ impl<B: Backend> Control<B> {
         Ok(())
     }
 
-    /// The open layer that can be sealed next.
-    fn next_whole(&mut self) -> Option<usize> {
-        match self.setup.plan.order() {
-            ReadOrder::Layers => self.open.front().is_some_and(OpenLayer::is_whole).then_some(self.sealed),
-            ReadOrder::Files => self.whole.pop_front(),
-        }
-    }
-
-    /// Seals a layer if all its copies are queued, and hands it out or has it waited for. True if
-    /// it did.
+    /// Seals the next layer whose copies are all queued, and hands it out or has it waited for.
+    /// False if there is none.
     fn seal_next(&mut self) -> Result<bool, LoadError> {
-        let Some(turn) = self.next_whole() else { return Ok(false) };
-        let open = &mut self.open[turn - self.sealed];
-        open.is_sealed = true;
-        let (arena, permit, hashes) =
-            (open.arena.take(), open.permit.take(), std::mem::take(&mut open.hashes));
-        self.meter.on_sealed(open.course);
-        while self.open.front().is_some_and(|layer| layer.is_sealed) {
-            self.open.pop_front();
-            self.sealed += 1;
-        }
+        let Some(turn) = self.open.next_whole() else { return Ok(false) };
+        let sealed = self.open.seal(turn);
+        self.meter.on_sealed(sealed.timer);
         let index = self.turns.index(turn);
-        let there = self.kept.get(index).and_then(Option::as_ref).map(LoadedLayer::share);
-        let mut layer = match there {
+        let mut layer = match self.layers.kept(index) {
             Some(layer) => layer,
-            None => {
-                let arena = arena.expect("a whole layer has an arena");
-                self.seal(index, arena, permit, hashes)?
-            }
+            None => self.seal(index, sealed)?,
         };
         layer.pass = to_u64(self.turns.pass(turn));
-        match &self.wires.attendants {
-            Some(attendants) if self.setup.hand_out == HandOut::WhenComplete => {
+        match &self.channels.completion {
+            Some(completion) if self.setup.options.hand_out == HandOut::WhenComplete => {
                 self.waits_running += 1;
-                attendants.wait(Wait::Ready(layer));
+                completion.wait(DeviceWait::Ready(layer));
             }
             _ => self.hand_out(layer),
         }
         Ok(true)
     }
 
-    /// Makes a layer of an arena. One that is kept is shared from now on.
-    fn seal(
-        &mut self,
-        index: usize,
-        arena: Arc<B::Arena>,
-        permit: Option<Permit>,
-        mut hashes: Vec<TensorHash>,
-    ) -> Result<LoadedLayer, LoadError> {
+    /// Makes a layer of a filled arena.
+    fn seal(&mut self, index: usize, sealed: SealedLayer<B>) -> Result<LoadedLayer, LoadError> {
+        let SealedLayer { arena, permit, mut hashes, .. } = sealed;
+        let arena = arena.expect("a whole layer has an arena");
         let plan = &self.setup.plan;
         let planned = &plan.layers()[index];
-        let resident = self.setup.backend.seal(arena, plan.moves(planned))?;
-        if self.setup.hash && hashes.is_empty() {
+        let resident = self.resources.backend.seal(arena, plan.moves(planned))?;
+        if self.setup.options.hash && hashes.is_empty() {
             // A layer without bytes has no read to hash.
             hashes = LayerHasher::default().finish_layer(plan.placements(planned));
         }
-        let content = Some(Content { resident, permit });
-        let data = LayerData { index, hashes, content, ..LayerData::blank(&self.setup.checkpoint, plan) };
-        if planned.is_kept {
-            let layer = LoadedLayer::new(data);
-            self.kept[index] = Some(layer.share());
-            return Ok(layer);
-        }
-        Ok(match &self.shelf {
-            Some(shelf) => LoadedLayer::on(shelf, data),
-            None => LoadedLayer::new(data),
-        })
+        Ok(self.layers.make(index, resident, permit, hashes))
     }
 
     fn hand_out(&mut self, layer: LoadedLayer) {
         self.handed_out += 1;
         self.progress.add_layer();
         self.meter.on_handed_out(self.progress.read_bytes());
-        // If the stream is gone, so is the layer; the next signal ends the load.
-        let _ = self.wires.deliveries.send(Delivery::Layer(layer));
+        // If the stream is gone, the layer is dropped, and the next signal ends the load.
+        let _ = self.channels.deliveries.send(Delivery::Layer(layer));
     }
 
     /// Waits until something has changed.
     fn wait(&mut self) -> Result<(), LoadError> {
         let phase = self.phase();
         self.meter.count(Phase::Nothing);
-        let heard = select! {
-            recv(self.wires.results) -> result => {
-                Heard::Result(result.expect("readers outlive the control loop"))
+        let wakeup = select! {
+            recv(self.channels.results) -> result => {
+                Wakeup::Result(result.expect("readers outlive the control loop"))
             }
-            recv(self.notices) -> notice => {
-                Heard::Notice(notice.expect("attendants outlive the control loop"))
+            recv(self.device_events) -> event => {
+                Wakeup::Device(event.expect("the completion threads outlive the control loop"))
             }
-            recv(self.wires.bell) -> ring => {
-                ring.expect("this loop holds the signals");
-                Heard::Bell
+            recv(self.channels.woken) -> message => {
+                message.expect("this loop holds the signals");
+                Wakeup::Signal
             }
         };
         self.meter.count(phase);
-        match heard {
-            Heard::Result(result) => self.on_result(result),
-            Heard::Notice(notice) => self.on_notice(notice),
-            Heard::Bell => Ok(()),
+        match wakeup {
+            Wakeup::Result(result) => self.on_result(result),
+            Wakeup::Device(event) => self.on_device_event(event),
+            Wakeup::Signal => Ok(()),
         }
     }
 
-    /// What is waited for now.
+    /// The current reason for waiting.
     fn phase(&self) -> Phase {
-        let front = self.open.front();
-        let has_arena_coming = self.open.iter().any(OpenLayer::awaits_arena);
-        let is_idle = self.jobs_running == 0 && self.waits_running == 0 && !has_arena_coming;
+        let is_idle = self.jobs_running == 0 && self.waits_running == 0 && !self.open.await_an_arena();
         if is_idle {
             return Phase::EngineMoves;
         }
         if self.wanted <= self.handed_out {
             return Phase::Nothing;
         }
-        // Without a read under way, it is slots that are missing, and those are on the link.
-        match front {
+        // Without a read in progress there is no free slot, and the slots are on the link.
+        match self.open.first() {
             Some(layer) if layer.reads_left > 0 && self.jobs_running > 0 => Phase::Reading,
             _ => Phase::Linking,
         }
     }
 
-    /// Looks at what the caller has done.
-    fn hear_signals(&mut self) -> Result<(), LoadError> {
-        let signals = &self.wires.signals;
+    /// Reads the signals of the caller.
+    fn read_signals(&mut self) -> Result<(), LoadError> {
+        let signals = &self.channels.signals;
         self.wanted = signals.wanted();
-        // When all is handed out, what is left is to wait for the copies, as after any error.
+        // Once all layers are handed out, only copies are left to wait for.
         if signals.is_cancelled() && self.handed_out < self.turns.total() {
             return Err(LoadError::Cancelled);
         }
-        self.office.take_ended(&mut self.ended);
+        self.permits.take_ended(&mut self.ended);
         self.meter.on_released(&mut self.ended);
         Ok(())
     }
 
-    /// Tells of layers that were handed out, released or not.
-    fn tell_of_the_rest(&mut self) {
-        self.office.take_ended(&mut self.ended);
+    /// Calls the hook for layers that were handed out and not reported yet.
+    fn report_remaining_layers(&mut self) {
+        self.permits.take_ended(&mut self.ended);
         self.meter.on_released(&mut self.ended);
         self.meter.on_end();
     }
 
-    fn on_notice(&mut self, notice: Notice<B>) -> Result<(), LoadError> {
-        match notice {
-            Notice::Allocated { turn, arena } => self.on_arena(turn, arena?)?,
-            Notice::Copied { read, outcome } => {
+    fn on_device_event(&mut self, event: DeviceEvent<B>) -> Result<(), LoadError> {
+        match event {
+            DeviceEvent::Allocated { turn, arena } => self.on_arena(turn, arena?)?,
+            DeviceEvent::Copied { read, outcome } => {
                 self.waits_running -= 1;
                 outcome?;
                 self.count_tensor_bytes(read);
             }
-            Notice::Ready(layer) => {
+            DeviceEvent::Ready(layer) => {
                 self.waits_running -= 1;
                 self.hand_out(layer?);
             }
@@ -513,7 +446,7 @@ impl<B: Backend> Control<B> {
         self.reads_done += 1;
         let JobResult { turn, sequence, read, work, outcome } = result;
         let done = outcome?;
-        self.open[turn - self.sealed].course.work.add(work);
+        self.open.get_mut(turn).timer.work.add(work);
         match done {
             Done::Copying(copy) => self.on_copying(turn, read, copy),
             Done::Copied => {
@@ -528,25 +461,25 @@ impl<B: Backend> Control<B> {
         }
     }
 
-    /// Hashes the slots whose turn it is, shows them to the witness, and frees them.
+    /// Hashes the slots that are next in order, shows them to the observer, and frees them.
     fn hash_in_order(&mut self) -> Result<(), LoadError> {
         while let Some((turn, number, slot)) = self.unhashed.remove(&self.reads_hashed) {
             let plan = &self.setup.plan;
             let read = plan.read(number);
             let planned = self.turns.layer(turn);
             let placements = plan.placements(planned);
-            if self.setup.hash {
+            if self.setup.options.hash {
                 let first = planned.placements.start;
                 self.hasher.update(&self.setup.checkpoint, (first, placements), &read, &slot);
             }
-            if let Some(witness) = &mut self.setup.witness {
-                witness(&read, &slot)?;
+            if let Some(observer) = &mut self.setup.observer {
+                observer(&read, &slot)?;
             }
             drop(slot);
             self.count_tensor_bytes(number);
-            let open = &mut self.open[turn - self.sealed];
+            let open = self.open.get_mut(turn);
             open.reads_left -= 1;
-            if open.reads_left == 0 && self.setup.hash {
+            if open.reads_left == 0 && self.setup.options.hash {
                 open.hashes = self.hasher.finish_layer(placements);
             }
             self.reads_hashed += 1;
@@ -554,30 +487,15 @@ impl<B: Backend> Control<B> {
         Ok(())
     }
 
-    /// Ends the threads, waits for what is in flight and gives everything back.
+    /// Ends the threads, waits for the work in flight and gives everything back.
     fn wind_down(self) {
-        let Self { setup, wires, notices, open, parked, unhashed, kept, shelf, .. } = self;
-        let Wires { jobs, jobs_not_begun, results, attendants, keeper, .. } = wires;
-        drop(jobs);
-        // What no reader has begun is not read any more: a caller that cancels waits only for the
-        // reads in flight.
-        while let Some(job) = jobs_not_begun.wait() {
-            drop(job);
-        }
-        // Readers that wait for their turn see that there is nothing left to do; before, they would
-        // have taken what was left.
-        drop(keeper);
-        // Readers finish the job they have and then see the closed channel; until they have gone,
-        // slots are theirs.
-        for result in results {
-            drop(result);
-        }
-        drop(notices);
-        drop(attendants);
-        drop((unhashed, parked, open, kept));
-        shelf.as_deref().inspect(|shelf| shelf.close());
-        setup.backend.trim();
-        drop(setup.reservations);
+        let Self { resources, channels, device_events, open, waiting_slots, unhashed, layers, .. } = self;
+        drop(device_events);
+        channels.close();
+        drop((unhashed, waiting_slots, open));
+        layers.close();
+        resources.backend.trim();
+        drop(resources.reservations);
     }
 }
 
@@ -585,6 +503,8 @@ impl<B: Backend> Control<B> {
 mod tests {
     use super::*;
     use crate::device::HostBackend;
+    use crate::load::layer_data::LayerData;
+    use crate::load::open_layers::OpenLayer;
     use crate::plan::LAYER_STATE_BYTES;
 
     #[test]
@@ -595,7 +515,7 @@ mod tests {
     }
 
     fn check<B: Backend>() {
-        /// What an allocator adds to a block, and the two counts of an `Arc`.
+        /// Overhead of the allocator for a block, and the two counts of an `Arc`.
         const BLOCK_BYTES: usize = 16;
         const COUNTS_BYTES: usize = 16;
         let parts = [

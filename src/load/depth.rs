@@ -1,50 +1,54 @@
-//! How many reads should be in flight: found out while loading, from nothing but bytes and time.
+//! How many reads should be in flight, found out while loading from nothing but bytes and time.
 //!
-//! The best number depends on the machine and is not written anywhere: a virtual disk is fastest
-//! with one or two, since then few slots are in use and stay in the cache; an array of flash disks
-//! wants as many as there are. So it begins with one and tries twice as many, and twice as many
-//! again, for as long as that pays.
+//! The best number depends on the machine. A virtual disk is fastest with one or two, because few
+//! slots are in use and stay in the cache. An array of flash disks wants many. So the search starts
+//! low and doubles the number as long as that pays.
 //!
 //! ```text
-//! resting --(time is up)--> a pair of windows --> ... --> the other number won: go there, and on at once
+//! resting --(time is up)--> a pair of measurements --> ... --> the other number won: move there, try on
 //!    ^                      here, there; there, here      |
-//!    +---- for so long that trying was cheap -------------+ it did not: next time in the other direction
+//!    +---- for so long that trying was cheap -------------+ it did not: try the other direction next
 //! ```
 //!
-//! What is measured while readers had nothing to do says nothing and is thrown away. Pure: time
-//! comes from the caller, the control loop, which obeys [`Depth::limit`].
+//! Measurements in which readers were idle are thrown away. The search is pure: time comes from the
+//! control loop, which obeys [`Depth::limit`].
 
-use self::window::{Measured, Window};
-
-mod window;
-
-/// The fewest reads in flight that are tried. A reader takes its next read from a queue, so that a
-/// disk hardly waits even for one alone.
+/// The fewest reads in flight that are tried. A reader takes its next read from a queue, so a disk
+/// hardly waits even with one.
 pub(super) const READS_LEAST: u32 = 1;
-/// More in flight must gain so much: memory that is in use costs everybody's cache.
+/// More reads in flight must gain this much, because the memory they use displaces cache.
 const GAIN_PERCENT_MIN: u64 = 5;
-/// A first, short pair decides alone if one number is better by so much.
+/// The first, short pair decides alone if one number is better by this much.
 const FAR_PERCENT: u64 = 40;
-/// Pairs of windows that have to agree otherwise.
+/// Otherwise, this many pairs of measurements have to agree.
 const VOTES: u32 = 3;
-/// Windows of one trial that may be thrown away before it is given up.
-const SPOILT_WINDOWS_MAX: u32 = 3;
-/// After a trial, the next one waits so many times as long as was spent away from the better
-/// number: even if nothing at all arrived there, trying would cost 2.5 %.
+/// Measurements of one trial that may be thrown away before the trial is given up.
+const SPOILT_MAX: u32 = 3;
+/// After a trial, the search rests this many times as long as was spent away from the better
+/// number. So trials cost at most 2.5 %.
 const REST_FACTOR: u64 = 40;
-/// ... and at least so long.
+/// The shortest rest.
 const REST_NS_MIN: u64 = 500_000_000;
 
-/// How far reading is.
+/// The shortest measurement: long enough that a hiccup of the system does not decide.
+const MEASURE_NS_MIN: u64 = 32_000_000;
+/// The shortest first look, which only a large difference can decide.
+const GLANCE_NS_MIN: u64 = 8_000_000;
+/// The fewest reads in a measurement.
+const MEASURE_READS_MIN: u64 = 16;
+/// A measurement that was idle for more than one part in this many is thrown away.
+const IDLE_PART_MAX: u64 = 10;
+
+/// The progress of reading at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Observation {
     /// Time since the load began.
     pub(super) now_ns: u64,
-    /// Bytes that have been read since then.
+    /// Bytes read since then.
     pub(super) read_bytes: u64,
-    /// Reads that are over.
+    /// Finished reads.
     pub(super) reads: u64,
-    /// True if fewer reads could be issued than may be in flight: no slot was free, or no layer to
+    /// True if fewer reads could be issued than allowed, because no slot was free or no layer may
     /// be read.
     pub(super) is_starved: bool,
 }
@@ -54,7 +58,7 @@ pub(super) struct Observation {
 pub(super) struct Depth {
     /// The best number so far.
     best: u32,
-    /// No more than this, ever.
+    /// The upper limit.
     most: u32,
     /// `None` if the number is fixed.
     search: Option<Search>,
@@ -65,11 +69,11 @@ pub(super) struct Depth {
 struct Search {
     /// The last observation.
     last: Observation,
-    /// Where the next trial goes.
+    /// The direction of the next trial.
     direction: Direction,
-    /// It began above the fewest, and nobody has looked below yet.
+    /// The search started above the fewest and has not tried fewer yet.
     looks_down_first: bool,
-    /// Nothing is tried before this time.
+    /// No trial starts before this time.
     rests_until_ns: u64,
     trial: Option<Trial>,
 }
@@ -89,15 +93,15 @@ impl Direction {
     }
 }
 
-/// One number against another.
+/// A comparison of the best number with another one.
 #[derive(Clone, Debug)]
 struct Trial {
     other: u32,
-    /// Windows that have been measured.
-    windows: u32,
-    /// The one that is measured now.
-    window: Option<Window>,
-    /// Bytes per millisecond in the first window of the open pair.
+    /// Finished measurements.
+    measurements: u32,
+    /// The one in progress.
+    current: Option<Measurement>,
+    /// Bytes per millisecond in the first measurement of the open pair.
     first_rate: Option<u64>,
     wins: u32,
     losses: u32,
@@ -108,22 +112,31 @@ struct Trial {
 
 impl Trial {
     fn new(other: u32) -> Self {
-        Self { other, windows: 0, window: None, first_rate: None, wins: 0, losses: 0, spoilt: 0, there_ns: 0 }
+        Self {
+            other,
+            measurements: 0,
+            current: None,
+            first_rate: None,
+            wins: 0,
+            losses: 0,
+            spoilt: 0,
+            there_ns: 0,
+        }
     }
 
-    /// Whether the window is one of the other number. Here, there, there, here and so on: a disk
-    /// that becomes slower or faster by itself helps neither.
+    /// True if the current measurement is of the other number. The order is here, there, there,
+    /// here, and so on, so that a disk that changes its speed by itself favours neither.
     fn is_there(&self) -> bool {
-        matches!(self.windows % 4, 1 | 2)
+        matches!(self.measurements % 4, 1 | 2)
     }
 
-    /// Whether these are the first two windows, which are short.
+    /// True for the first two measurements, which are short.
     fn is_glance(&self) -> bool {
-        self.windows < 2
+        self.measurements < 2
     }
 
-    /// Takes note of a window.
-    fn on_window(&mut self, measured: Measured, direction: Direction) {
+    /// Counts a finished measurement.
+    fn on_measured(&mut self, measured: Measured, direction: Direction) {
         let is_there = self.is_there();
         self.there_ns += if is_there { measured.busy_ns } else { 0 };
         let Some(rate) = measured.rate else {
@@ -131,7 +144,7 @@ impl Trial {
             return;
         };
         let is_glance = self.is_glance();
-        self.windows += 1;
+        self.measurements += 1;
         let Some(first_rate) = self.first_rate.take() else {
             self.first_rate = Some(rate);
             return;
@@ -142,7 +155,7 @@ impl Trial {
         };
         let is_better = match direction {
             Direction::Up => is_above(there, here, GAIN_PERCENT_MIN),
-            // Fewer that serve as well are better.
+            // Fewer reads that are as fast are better.
             Direction::Down => !is_above(here, there, 0),
         };
         match is_glance {
@@ -155,17 +168,17 @@ impl Trial {
     }
 
     fn is_over(&self) -> bool {
-        self.wins >= VOTES || self.losses >= VOTES || self.spoilt > SPOILT_WINDOWS_MAX
+        self.wins >= VOTES || self.losses >= VOTES || self.spoilt > SPOILT_MAX
     }
 }
 
 impl Depth {
-    /// Always so many.
+    /// A fixed number.
     pub(super) fn fixed(reads: u32) -> Self {
         Self { best: reads.max(1), most: reads.max(1), search: None }
     }
 
-    /// As many as prove best, from `start` on and up to `most`.
+    /// Searches for the best number, from `start` on and up to `most`.
     pub(super) fn adaptive(start: u32, most: u32) -> Self {
         if most <= READS_LEAST {
             return Self::fixed(most);
@@ -192,7 +205,7 @@ impl Depth {
         trial.filter(|trial| trial.is_there()).map_or(self.best, |trial| trial.other)
     }
 
-    /// Takes note of how far reading is. May be called at any time, the more often the better.
+    /// Records the progress of reading. May be called at any time, the more often the better.
     pub(super) fn observe(&mut self, now: Observation) {
         let limit = self.limit();
         let Some(search) = &mut self.search else { return };
@@ -202,16 +215,16 @@ impl Depth {
         }
         let Some(trial) = &mut search.trial else { return };
         let is_glance = trial.is_glance();
-        let window = trial.window.get_or_insert_with(|| Window::new(now, limit, is_glance));
-        let Some(measured) = window.observe(last, now) else { return };
-        trial.window = None;
-        trial.on_window(measured, search.direction);
+        let current = trial.current.get_or_insert_with(|| Measurement::new(now, limit, is_glance));
+        let Some(measured) = current.observe(last, now) else { return };
+        trial.current = None;
+        trial.on_measured(measured, search.direction);
         if trial.is_over() {
             self.end_trial(now.now_ns);
         }
     }
 
-    /// Goes where it is better, or stays, and rests for as long as trying was dear.
+    /// Moves to the other number if it won, else stays and rests.
     fn end_trial(&mut self, now_ns: u64) {
         let Some(search) = &mut self.search else { return };
         let Some(trial) = search.trial.take() else { return };
@@ -230,12 +243,11 @@ impl Depth {
     }
 }
 
-/// The number to try next: in the direction whose turn it is, or in the other one where there is
-/// none.
+/// The next number to try: in the given direction, or in the other one if there is none.
 fn next_trial(best: u32, most: u32, direction: &mut Direction) -> Option<Trial> {
     let other = |direction| match direction {
         Direction::Up => Some(best.saturating_mul(2).min(most)).filter(|&other| other != best),
-        // The most need not be a power of two times the fewest.
+        // The upper limit need not be a power of two.
         Direction::Down => Some(best.next_power_of_two() / 2).filter(|&other| other >= READS_LEAST),
     };
     let (next, other) = other(*direction)
@@ -245,12 +257,69 @@ fn next_trial(best: u32, most: u32, direction: &mut Direction) -> Option<Trial> 
     Some(Trial::new(other))
 }
 
+/// A stretch of time in which reading is measured.
+#[derive(Clone, Debug)]
+struct Measurement {
+    /// The measurement starts at this number of finished reads. Before that, reads of an earlier
+    /// limit are among them, and slots are used for the first time.
+    settled_at_reads: u64,
+    ns_min: u64,
+    start: Option<Observation>,
+    /// Time with reads in flight, from the beginning.
+    busy_ns: u64,
+    /// Time without, since the measurement started.
+    idle_ns: u64,
+}
+
+/// The result of a measurement.
+#[derive(Clone, Copy, Debug)]
+struct Measured {
+    /// Bytes per millisecond, or `None` if readers had nothing to do for too long.
+    rate: Option<u64>,
+    /// Time with reads that it took.
+    busy_ns: u64,
+}
+
+impl Measurement {
+    /// A measurement that starts once no read of an earlier limit is in flight.
+    fn new(now: Observation, limit: u32, is_glance: bool) -> Self {
+        Self {
+            settled_at_reads: now.reads.saturating_add(2 * u64::from(limit)),
+            ns_min: if is_glance { GLANCE_NS_MIN } else { MEASURE_NS_MIN },
+            start: None,
+            busy_ns: 0,
+            idle_ns: 0,
+        }
+    }
+
+    /// Records the progress of reading. Returns the result once the measurement is over.
+    fn observe(&mut self, last: Observation, now: Observation) -> Option<Measured> {
+        let passed_ns = now.now_ns.saturating_sub(last.now_ns);
+        *(if last.is_starved { &mut self.idle_ns } else { &mut self.busy_ns }) += passed_ns;
+        let Some(start) = self.start else {
+            if now.reads >= self.settled_at_reads {
+                (self.start, self.idle_ns) = (Some(now), 0);
+            }
+            return None;
+        };
+        let elapsed_ns = now.now_ns.saturating_sub(start.now_ns);
+        let is_spoilt = self.idle_ns.saturating_mul(IDLE_PART_MAX) > elapsed_ns;
+        let is_over = elapsed_ns >= self.ns_min
+            && (now.reads.saturating_sub(start.reads) >= MEASURE_READS_MIN || self.idle_ns > self.ns_min);
+        is_over.then(|| {
+            let read_bytes = now.read_bytes.saturating_sub(start.read_bytes);
+            let rate = read_bytes.saturating_mul(1_000) / (elapsed_ns / 1_000).max(1);
+            Measured { rate: Some(rate).filter(|_| !is_spoilt), busy_ns: self.busy_ns }
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::units::MIB;
 
-    /// What a disk delivers with so many reads in flight, in bytes per millisecond.
+    /// What a disk delivers with this many reads in flight, in bytes per millisecond.
     type Disk = fn(u32) -> u64;
 
     /// Twice as much with twice as many, up to sixteen; nothing more beyond.
@@ -414,6 +483,6 @@ mod tests {
             tried += u64::from(before == 1 && depth.limit() != 1);
             there_ns += if depth.limit() == 1 { 0 } else { 2_500_000 };
         }
-        assert_eq!((tried, there_ns), (0, 0), "the first window of every trial was spoilt");
+        assert_eq!((tried, there_ns), (0, 0), "the first measurement of every trial was spoilt");
     }
 }

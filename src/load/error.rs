@@ -1,5 +1,6 @@
-//! What can end a load.
+//! The errors that end a load.
 
+use std::any::Any;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,44 +13,43 @@ use crate::source::SourceError;
 use crate::staging::StagingError;
 use crate::units::HumanBytes;
 
-/// What can end a load. Whatever it is, everything the load held has been freed when the stream is
-/// dropped.
+/// An error that ended a load. Everything that the load held is freed when the stream is dropped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// The tensors cannot be grouped.
+    /// The tensors cannot be grouped into layers.
     #[error(transparent)]
     Layers(#[from] LayersError),
     /// The load cannot be planned, mostly because the budget is too small. Nothing was read.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The terms of the plan exceed the budget: a fault of the plan itself.
+    /// The terms of the plan exceed the budget: an error in the plan itself.
     #[error(transparent)]
     Budget(#[from] BudgetError),
-    /// A weight that shall be quantised has no scale.
+    /// A row of a weight to be quantised has an infinity or a NaN, so it has no scale.
     #[error(
-        "row {row} of {tensor:?} has an infinity, or what is no number, and cannot be quantised; load it as it is, or leave the \
-         tensor out"
+        "row {row} of {tensor:?} has an infinity or a NaN and cannot be quantised; load the tensor as it is, or \
+         leave it out"
     )]
     NotFinite {
         /// The tensor.
         tensor: String,
-        /// The first row that was found; over all dimensions but the last.
+        /// The first such row that was found, counted over all dimensions but the last.
         row: u64,
     },
-    /// A part of a tensor that there is not.
+    /// The tensor has no such part.
     #[error(transparent)]
     Slice(#[from] SliceError),
-    /// The ring cannot be had.
+    /// The ring cannot be allocated.
     #[error(transparent)]
     Staging(#[from] StagingError),
-    /// A file cannot be read, or is no longer the one that was checked.
+    /// A file cannot be read, or it changed since its header was checked.
     #[error(transparent)]
     Source(#[from] SourceError),
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The caller holds every layer of the window and waits for another one.
+    /// The caller holds every layer of the window and waits for the next one.
     #[error(
         "the window is full: the caller has held {} for {waited:?}; drop a layer before taking the next, or \
          allow a window of more than {window}",
@@ -63,8 +63,8 @@ pub enum LoadError {
         /// How long the stream waited.
         waited: Duration,
     },
-    /// The caller holds layers of so many bytes that the next one does not fit the device budget,
-    /// and waits for it. Layers that are dropped in the order in which they came always leave
+    /// The layers that the caller holds leave no room in the device budget for the next one, which
+    /// the caller waits for. Layers that are dropped in the order in which they came always leave
     /// room.
     #[error(
         "the device budget of {} is full: the caller has held {} for {waited:?}; drop a layer before taking the \
@@ -79,8 +79,8 @@ pub enum LoadError {
         /// How long the stream waited.
         waited: Duration,
     },
-    /// The caller holds layers of so many bytes that the next one finds no place in a window of
-    /// bytes, and waits for it.
+    /// The layers that the caller holds leave no place in a window of bytes for the next one, which
+    /// the caller waits for.
     #[error(
         "the window of {} is full: the caller has held {} for {waited:?}; drop a layer before taking the next, or \
          allow a larger window",
@@ -103,7 +103,7 @@ pub enum LoadError {
         /// The panic's message.
         message: String,
     },
-    /// The system would not wait for the reads that it has in a queue.
+    /// The system refused to wait for queued reads.
     #[error("cannot wait for queued reads; direct reads without a queue need none")]
     Queue {
         /// The system's answer.
@@ -115,7 +115,7 @@ pub enum LoadError {
         /// The system's answer.
         source: std::io::Error,
     },
-    /// A layer cannot be parked or restored: memory, a folder or a disk refuses.
+    /// A layer cannot be parked or restored: memory, the folder or the disk refuses.
     #[error("cannot park layer {layer} in {}", path.display())]
     Park {
         /// The layer.
@@ -134,9 +134,9 @@ pub enum LoadError {
         layer: LayerId,
         /// The first tensor that differs.
         tensor: String,
-        /// What the model has.
+        /// The tensor in the model.
         expected: String,
-        /// What the other checkpoint has.
+        /// The tensor in the other checkpoint.
         found: String,
     },
     /// No such layer or tensor in the model.
@@ -144,7 +144,7 @@ pub enum LoadError {
     NotFound {
         /// `layer`, `layer below`, `component` or `tensor`.
         kind: &'static str,
-        /// What was asked for.
+        /// The requested name.
         name: String,
         /// The nearest name there is.
         nearest: Option<String>,
@@ -152,7 +152,7 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// There is no layer of that name.
+    /// The model has no layer of that name.
     pub(super) fn no_layer(id: &LayerId) -> Self {
         Self::NotFound { kind: "layer", name: id.to_string(), nearest: None }
     }
@@ -173,7 +173,7 @@ impl LoadError {
         matches!(self, Self::Device(device) if device.is_unavailable())
     }
 
-    /// True if the device has too little memory for what shall be resident.
+    /// True if the device has too little memory for the layers that must be resident.
     #[must_use]
     pub fn is_out_of_device_memory(&self) -> bool {
         matches!(self, Self::Device(device) if device.is_out_of_memory())
@@ -188,4 +188,10 @@ impl LoadError {
 
 fn list(layers: &[LayerId]) -> String {
     layers.iter().map(LayerId::as_str).collect::<Vec<_>>().join(", ")
+}
+
+/// The message of a panic.
+pub(super) fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }

@@ -1,17 +1,26 @@
-//! BLAKE3 of every tensor of a layer, from slots that arrive in plan order.
+//! BLAKE3 of tensors.
 //!
-//! Of the bytes that are delivered: cast where they are. Used for targets that keep no bytes. Where
-//! bytes are kept, [`LoadedTensor::hash`](super::LoadedTensor::hash) hashes what was delivered.
+//! On targets that keep no bytes, [`LayerHasher`] hashes the delivered bytes of each layer from
+//! slots that arrive in plan order. Where bytes are kept,
+//! [`LoadedTensor::hash`](crate::LoadedTensor::hash) hashes those.
+//!
+//! Long inputs are hashed on several cores, by a thread pool of this library and not by rayon's
+//! global one: the global pool has a thread for each core of the machine, however many there are,
+//! and their stacks would count against the memory promise.
 
 use std::fmt;
+use std::num::NonZero;
+use std::sync::OnceLock;
+use std::thread;
 
 use blake3::Hasher;
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::checkpoint::Checkpoint;
 use crate::plan::{Placement, ReadOp};
 use crate::staging::{Filled, Slot};
 
-/// From here on a tensor's bytes are worth splitting over several cores.
+/// Inputs of at least this many bytes are split over several cores.
 pub(crate) const PARALLEL_BYTES_MIN: usize = 256 << 10;
 
 /// BLAKE3 of a tensor's bytes. Shown as 64 hexadecimal digits, as `b3sum` shows it.
@@ -38,11 +47,11 @@ impl fmt::Display for TensorHash {
     }
 }
 
-/// Hashes the tensors of one layer after the other. Reads must come in the order of the plan.
+/// Hashes the tensors of one layer after the other. Reads must arrive in the order of the plan.
 #[derive(Debug, Default)]
 pub(super) struct LayerHasher {
     open: Hasher,
-    /// Of the layer's first placements, in file order; the rest is to come.
+    /// The hashes of the layer's first placements, in file order.
     hashes: Vec<TensorHash>,
 }
 
@@ -63,13 +72,12 @@ impl LayerHasher {
                 continue;
             }
             let shard = checkpoint.tensor(placement.tensor).shard;
-            // Values and scales that are read on their own are made of the same bytes.
+            // Values and scales that are read separately come from the same bytes of the file.
             let is_of_read = (first..).nth(self.hashes.len()).is_some_and(|index| read.is_of(index));
             let piece = placement.extent.intersect(request.payload);
             let piece = piece.filter(|_| shard == request.shard && is_of_read);
             let Some(piece) = piece else { return };
-            // What is gathered or cast begins where its bytes began, and it is hashed as it is
-            // delivered.
+            // Gathered and cast bytes begin where the bytes of the file began.
             let len_bytes = placement.delivered_bytes_in(piece);
             update_hash(&mut self.open, slot.part(piece.start() - request.extent.start(), len_bytes));
             if placement.extent.end() > request.payload.end() {
@@ -89,21 +97,21 @@ impl LayerHasher {
     }
 
     fn close(&mut self, placements: &[Placement]) {
-        // One allocation for a layer: what a vector doubles would not be what the plan counts.
+        // One exact allocation for a layer: the plan counts 32 bytes for each tensor.
         self.hashes.reserve_exact(placements.len() - self.hashes.len());
         self.hashes.push(TensorHash(*self.open.finalize().as_bytes()));
         self.open.reset();
     }
 }
 
-/// BLAKE3 of bytes in memory, on several cores if there are many.
+/// BLAKE3 of bytes in memory, on several cores if the input is long.
 pub(super) fn of_bytes(bytes: &[u8]) -> TensorHash {
     let mut hasher = PieceHasher::default();
     hasher.update(bytes);
     hasher.finish()
 }
 
-/// BLAKE3 of bytes that come piece by piece.
+/// BLAKE3 of bytes that arrive piece by piece.
 #[derive(Default)]
 pub(super) struct PieceHasher(Hasher);
 
@@ -117,13 +125,36 @@ impl PieceHasher {
     }
 }
 
-/// Adds what comes next.
+/// Adds the next bytes. A long input is hashed by several threads: those of the rayon pool that this
+/// is called on, otherwise those of [`hash_pool`].
 pub(crate) fn update_hash(hasher: &mut Hasher, bytes: &[u8]) {
-    if bytes.len() >= PARALLEL_BYTES_MIN {
+    if bytes.len() < PARALLEL_BYTES_MIN {
+        hasher.update(bytes);
+    } else if rayon::current_thread_index().is_some() {
         hasher.update_rayon(bytes);
     } else {
-        hasher.update(bytes);
+        match hash_pool() {
+            Some(pool) => pool.install(|| hasher.update_rayon(bytes)),
+            None => hasher.update(bytes),
+        };
     }
+}
+
+/// Most threads that hash. Memory cannot feed more of them.
+const HASH_THREADS_MAX: usize = 16;
+
+/// The threads that hash long inputs. They start with the first long input and stay. `None` on one
+/// core, and if the system refuses threads: then the caller's thread hashes alone.
+fn hash_pool() -> Option<&'static ThreadPool> {
+    static POOL: OnceLock<Option<ThreadPool>> = OnceLock::new();
+    let start = || {
+        let cores = thread::available_parallelism().map_or(1, NonZero::get);
+        let builder = ThreadPoolBuilder::new()
+            .num_threads(cores.min(HASH_THREADS_MAX))
+            .thread_name(|number| format!("blake3-{number}"));
+        Some(builder).filter(|_| cores > 1)?.build().ok()
+    };
+    POOL.get_or_init(start).as_ref()
 }
 
 #[cfg(not(loom))]

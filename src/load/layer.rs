@@ -1,26 +1,16 @@
 //! A layer that was handed out, and its tensors: owned, `Send`, freed by the last owner.
-//!
-//! ```text
-//! LoadedLayer --+
-//! LoadedTensor -+--> Shared --> LayerData { content: arena, permit }
-//! LoadedTensor -+       the last one gives the content up, and what is left goes to the shelf, if there is one
-//! ```
 
-use std::collections::HashMap;
-use std::fmt;
-use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
+use super::error::LoadError;
 use super::hash::{self, TensorHash};
-use super::owners::Owners;
-use super::shelf::Shelf;
-use super::window::Permit;
-use super::{Holder, LoadError, Receipt};
+use super::layer_data::{Content, Holder, LayerData, LayerPool, LayerRef};
+use super::permits::Permit;
 use crate::checkpoint::{Checkpoint, DType, TensorEntry, TensorId};
 use crate::device::{ArenaPool, Freed, Resident};
 use crate::layers::LayerId;
-use crate::live::{Describe, Entry, LiveTensor};
-use crate::plan::{LoadPlan, Placement, PlannedLayer, Quantised, SCALE_SUFFIX};
+use crate::live::Entry;
+use crate::plan::{LoadPlan, Placement, Quantised, SCALE_SUFFIX};
 use crate::ranks::RankPart;
 use crate::units::{to_u64, to_usize};
 
@@ -28,173 +18,20 @@ use crate::units::{to_u64, to_usize};
 /// its place in the window.
 #[derive(Debug)]
 pub struct LoadedLayer {
-    pub(super) data: Shared,
+    pub(super) data: LayerRef,
     /// The pass it was handed out in.
     pub(super) pass: u64,
 }
 
-pub(super) struct LayerData {
-    pub(super) checkpoint: Checkpoint,
-    pub(super) plan: Arc<LoadPlan>,
-    pub(super) index: usize,
-    /// In the order of the placements; empty unless hashed on the way.
-    pub(super) hashes: Vec<TensorHash>,
-    pub(super) owners: Owners,
-    /// `None` once nobody has the layer.
-    pub(super) content: Option<Content>,
-    /// Where this goes then, to be another layer's. `None` if it goes to the allocator.
-    pub(super) shelf: Option<Arc<Shelf>>,
-}
-
-/// What a layer takes.
-pub(super) struct Content {
-    // The memory goes before the permit: whoever gets the permit may allocate at once.
-    pub(super) resident: Arc<dyn Resident>,
-    /// `None` for a layer that is kept, or was parked meanwhile.
-    pub(super) permit: Option<Permit>,
-}
-
-impl Content {
-    /// Gives it up, and says what became of the memory.
-    fn free(self) -> Freed {
-        let Self { resident, permit } = self;
-        let freed = resident.free();
-        // Now, and not before.
-        drop(permit);
-        freed
-    }
-
-    /// Gives it up, with nobody to hear what became of it.
-    fn let_go(self) {
-        let Self { resident, permit } = self;
-        let home = resident.arena_pool();
-        if let (Freed::ToPool, Some(home)) = (resident.free(), home) {
-            home.settle();
-        }
-        drop(permit);
-    }
-}
-
-/// One owner of a layer.
-#[derive(Debug)]
-pub(super) struct Shared {
-    /// `None` while being dropped.
-    data: Option<Arc<LayerData>>,
-}
-
-impl Shared {
-    /// The content, if this is the last owner.
-    fn give_up(mut self) -> Option<Content> {
-        Self::content_of(self.data.take()?)
-    }
-
-    fn content_of(data: Arc<LayerData>) -> Option<Content> {
-        match data.shelf.clone() {
-            Some(shelf) => shelf.take_back(data),
-            None => Arc::into_inner(data)?.content,
-        }
-    }
-}
-
-impl Clone for Shared {
-    fn clone(&self) -> Self {
-        Self { data: self.data.clone() }
-    }
-}
-
-impl Deref for Shared {
-    type Target = LayerData;
-
-    fn deref(&self) -> &LayerData {
-        self.data.as_deref().expect("an owner has it until it is dropped")
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        if let Some(content) = self.data.take().and_then(Self::content_of) {
-            content.let_go();
-        }
-    }
-}
-
-impl LayerData {
-    /// One that is no layer's yet.
-    pub(super) fn blank(checkpoint: &Checkpoint, plan: &Arc<LoadPlan>) -> Self {
-        Self {
-            checkpoint: checkpoint.clone(),
-            plan: Arc::clone(plan),
-            index: 0,
-            hashes: Vec::new(),
-            owners: Owners::default(),
-            content: None,
-            shelf: None,
-        }
-    }
-
-    /// Its memory.
-    pub(super) fn resident(&self) -> &Arc<dyn Resident> {
-        &self.content.as_ref().expect("a layer that somebody has").resident
-    }
-
-    fn planned(&self) -> &PlannedLayer {
-        &self.plan.layers()[self.index]
-    }
-
-    fn placements(&self) -> &[Placement] {
-        self.plan.placements(self.planned())
-    }
-
-    /// The name and shape of a tensor as it is delivered.
-    fn delivered(&self, place: usize) -> (&str, &[u64]) {
-        let placement = &self.placements()[place];
-        self.plan.delivered(placement, &self.checkpoint.tensor(placement.tensor))
-    }
-
-    fn holders(&self) -> Vec<Holder> {
-        let name = |place: usize| self.delivered(place).0.to_owned();
-        let held = self.owners.list().into_iter();
-        held.map(|(place, owners)| Holder { layer: self.planned().id.clone(), tensor: name(place), owners })
-            .collect()
-    }
-}
-
-impl Describe for LayerData {
-    fn tensors(&self) -> Vec<LiveTensor> {
-        let owners: HashMap<usize, usize> = self.owners.list().into_iter().collect();
-        let tensor = |(place, placement): (usize, &Placement)| {
-            let entry = self.checkpoint.tensor(placement.tensor);
-            let (name, shape) = self.plan.delivered(placement, &entry);
-            LiveTensor {
-                name: name.to_owned(),
-                dtype: placement.delivered_dtype(entry.dtype),
-                shape: shape.into(),
-                bytes: placement.len_bytes(),
-                owners: owners.get(&place).copied().unwrap_or(0),
-            }
-        };
-        self.placements().iter().enumerate().map(tensor).collect()
-    }
-}
-
-impl fmt::Debug for LayerData {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LayerData")
-            .field("id", &self.planned().id)
-            .field("resident_bytes", &self.content.as_ref().map(|content| content.resident.len_bytes()))
-            .finish()
-    }
-}
-
 impl LoadedLayer {
-    /// A layer that is in its arena from now on.
+    /// A layer whose bytes are in its arena, or on their way.
     pub(super) fn new(data: LayerData) -> Self {
         Self::of(Arc::new(data))
     }
 
-    /// The same, made of what lies on the shelf, where it goes again.
-    pub(super) fn on(shelf: &Arc<Shelf>, data: LayerData) -> Self {
-        Self::of(shelf.fill(LayerData { shelf: Some(Arc::clone(shelf)), ..data }))
+    /// The same in a block of the pool, which gets it back.
+    pub(super) fn pooled(pool: &Arc<LayerPool>, data: LayerData) -> Self {
+        Self::of(pool.reuse(LayerData { pool: Some(Arc::clone(pool)), ..data }))
     }
 
     fn of(data: Arc<LayerData>) -> Self {
@@ -202,23 +39,23 @@ impl LoadedLayer {
             let contents: Weak<LayerData> = Arc::downgrade(&data);
             entry.note_layer(&data.planned().id, contents);
         }
-        Self { data: Shared { data: Some(data) }, pass: 0 }
+        Self { data: LayerRef::new(data), pass: 0 }
     }
 
     /// The pass in which it was handed out, from 0. See
-    /// [`LoaderBuilder::passes`](super::LoaderBuilder::passes).
+    /// [`LoaderBuilder::passes`](crate::LoaderBuilder::passes).
     #[must_use]
     pub fn pass(&self) -> u64 {
         self.pass
     }
 
-    /// The same layer for one more owner.
+    /// One more owner of the layer.
     pub(super) fn share(&self) -> Self {
         Self { data: self.data.clone(), pass: self.pass }
     }
 
-    /// The number of its allocation in the [list of what is allocated](crate::live), if the memory
-    /// is ours.
+    /// The number of its allocation in the [list of allocations](crate::live). `None` if the memory
+    /// is the caller's.
     #[must_use]
     pub fn allocation_number(&self) -> Option<u64> {
         self.data.resident().live().map(Entry::number)
@@ -278,39 +115,87 @@ impl LoadedLayer {
         Some(LoadedTensor::new(&self.data, place))
     }
 
-    /// Frees the layer, as dropping does, and says what came of it. Tensors that were taken keep
-    /// its memory until they are dropped; the receipt names them.
-    pub fn unload(self) -> Receipt {
-        Receipt::of_one(self)
-    }
-
     /// True if it was loaded from that checkpoint.
     pub(crate) fn is_of(&self, checkpoint: &Checkpoint) -> bool {
         self.data.checkpoint.is_same(checkpoint)
     }
 
-    /// The tensors that somebody holds.
+    /// The tensors that were taken from this layer and not dropped.
     #[must_use]
     pub fn holders(&self) -> Vec<Holder> {
         self.data.holders()
     }
 
-    /// Where its memory came from, if that wants to be settled.
-    pub(super) fn home(&self) -> Option<Arc<dyn ArenaPool>> {
+    /// The pool that its memory came from, if there is one.
+    pub(super) fn arena_pool(&self) -> Option<Arc<dyn ArenaPool>> {
         self.data.resident().arena_pool()
     }
 
-    /// Frees the layer if nobody else holds it; else says which tensors do.
+    /// Frees the layer if it has no other owner. Otherwise returns the tensors that hold it.
     pub(super) fn give_up(self) -> Result<Freed, Vec<Holder>> {
         let holders = self.data.holders();
         self.data.give_up().map(Content::free).ok_or(holders)
     }
 }
 
+/// Makes layers of filled arenas.
+pub(super) struct LayerMaker {
+    checkpoint: Checkpoint,
+    plan: Arc<LoadPlan>,
+    /// Kept layers by index, once they are made. Empty if none are kept.
+    kept: Vec<Option<LoadedLayer>>,
+    /// Blocks for the layers of later passes. `None` in one pass.
+    pool: Option<Arc<LayerPool>>,
+}
+
+impl LayerMaker {
+    /// For a load with at most this many resident layers.
+    pub(super) fn new(checkpoint: &Checkpoint, plan: &Arc<LoadPlan>, layers_at_once: usize) -> Self {
+        let keeps = plan.layers().iter().any(|layer| layer.is_kept);
+        let mut kept = Vec::new();
+        kept.resize_with(if keeps { plan.layers().len() } else { 0 }, || None);
+        let new_pool = || Arc::new(LayerPool::new(layers_at_once, checkpoint, plan));
+        let pool = (!plan.passes().is_one()).then(new_pool);
+        Self { checkpoint: checkpoint.clone(), plan: Arc::clone(plan), kept, pool }
+    }
+
+    /// A kept layer that was made in an earlier pass.
+    pub(super) fn kept(&self, index: usize) -> Option<LoadedLayer> {
+        self.kept.get(index).and_then(Option::as_ref).map(LoadedLayer::share)
+    }
+
+    /// Makes a layer. A kept layer is shared from now on.
+    pub(super) fn make(
+        &mut self,
+        index: usize,
+        resident: Arc<dyn Resident>,
+        permit: Option<Permit>,
+        hashes: Vec<TensorHash>,
+    ) -> LoadedLayer {
+        let content = Some(Content { resident, permit });
+        let data = LayerData { index, hashes, content, ..LayerData::blank(&self.checkpoint, &self.plan) };
+        if self.plan.layers()[index].is_kept {
+            let layer = LoadedLayer::new(data);
+            self.kept[index] = Some(layer.share());
+            return layer;
+        }
+        match &self.pool {
+            Some(pool) => LoadedLayer::pooled(pool, data),
+            None => LoadedLayer::new(data),
+        }
+    }
+
+    /// Drops its share of kept layers, and ends the pool.
+    pub(super) fn close(self) {
+        drop(self.kept);
+        self.pool.as_deref().inspect(|pool| pool.close());
+    }
+}
+
 /// A tensor of a resident layer. Keeps the whole layer's memory alive.
 #[derive(Debug)]
 pub struct LoadedTensor {
-    pub(super) data: Shared,
+    pub(super) data: LayerRef,
     place: usize,
 }
 
@@ -322,16 +207,16 @@ impl Clone for LoadedTensor {
 
 impl Drop for LoadedTensor {
     fn drop(&mut self) {
-        self.data.owners.remove(self.place);
+        self.data.held.remove(self.place);
     }
 }
 
-/// Bytes that are read back at once to be hashed.
+/// Bytes that are read back at a time to be hashed.
 const HASHED_BYTES_MAX: usize = 1 << 20;
 
 impl LoadedTensor {
-    fn new(data: &Shared, place: usize) -> Self {
-        data.owners.add(place);
+    fn new(data: &LayerRef, place: usize) -> Self {
+        data.held.add(place);
         Self { data: data.clone(), place }
     }
 
@@ -339,8 +224,8 @@ impl LoadedTensor {
         &self.data.placements()[self.place]
     }
 
-    /// Its description in the checkpoint: as it is there, whole and not narrowed. Of scales that
-    /// were made on the way, that of the weight they are of.
+    /// Its description in the checkpoint: whole and not narrowed. For scales that were made on the
+    /// way, the description of their weight.
     #[must_use]
     pub fn entry(&self) -> TensorEntry<'_> {
         self.data.checkpoint.tensor(self.placement().tensor)
@@ -377,7 +262,7 @@ impl LoadedTensor {
     }
 
     /// Which part of the tensor this is, if the load is that of [one of several
-    /// ranks](super::LoaderBuilder::shard) and the tensor is divided among them.
+    /// ranks](crate::LoaderBuilder::shard) and the tensor is divided among them.
     #[must_use]
     pub fn part(&self) -> Option<&RankPart> {
         self.data.plan.part(self.placement().tensor)
@@ -398,9 +283,9 @@ impl LoadedTensor {
         self.data.resident().host_bytes().map(|bytes| &bytes[to_usize(start)..to_usize(start + len)])
     }
 
-    /// BLAKE3 of its bytes: of those that were staged if hashing on the way was asked for, else of
-    /// the delivered ones, which are read back from a device in pieces of at most 1 MiB. `None`
-    /// where there are none.
+    /// BLAKE3 of its bytes: of the staged bytes if the load hashed on the way, otherwise of the
+    /// delivered bytes. From a device these are read back in pieces of at most 1 MiB. `None` on a
+    /// target that keeps no bytes.
     ///
     /// # Errors
     /// [`LoadError::Device`] if they cannot be read back.

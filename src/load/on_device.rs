@@ -4,13 +4,14 @@
 
 use std::ptr::NonNull;
 
-use super::{LoadError, LoadedLayer, LoadedTensor};
+use super::error::LoadError;
+use super::layer::{LoadedLayer, LoadedTensor};
 use crate::device::{After, DeviceRegion, Target};
 use crate::units::{to_u64, to_usize};
 
 impl LoadedLayer {
-    /// Its memory as a whole, on a device that has addresses: where
-    /// [`LoadedTensor::device_pointer`] points into.
+    /// The whole memory of the layer, on a device that has addresses.
+    /// [`LoadedTensor::device_pointer`] points into it.
     #[must_use]
     pub fn device_region(&self) -> Option<DeviceRegion> {
         let address = self.data.resident().device_address()?;
@@ -35,8 +36,8 @@ impl LoadedLayer {
     }
 
     /// The event (`CUevent`) that is over when every byte is in its place, on a device that has
-    /// events. It lives as long as the layer. Waiting for it before the layer is used is the
-    /// caller's part, on each stream that uses it.
+    /// events. It lives as long as the layer. The caller lets each stream that uses the layer wait
+    /// for it.
     #[must_use]
     pub fn ready_event(&self) -> Option<u64> {
         self.data.resident().ready_event()
@@ -56,17 +57,17 @@ impl LoadedLayer {
         Ok(unsafe { self.data.resident().let_wait(stream) }?)
     }
 
-    /// Lets the memory be freed, or used again, only after an event or what is queued in a stream
-    /// so far. May be called for several. Returns at once, and dropping the layer then does not
-    /// wait: the device frees the memory in its own order. Without this, dropping a layer whose
-    /// address was asked for waits for everything that is queued in its context.
+    /// Frees or reuses the memory only after an event, or after the work that is queued in a stream
+    /// so far. May be called several times. Returns at once, and dropping the layer does not wait:
+    /// the device frees the memory in its own order. Without this, dropping a layer whose address
+    /// was asked for waits for all work that is queued in its context.
     ///
     /// # Errors
     /// [`LoadError::Device`] if the driver refuses. Then dropping the layer waits.
     ///
     /// # Safety
-    /// A live event or stream of the context that was loaded in. Whatever still uses the layer is
-    /// queued, and is over by then. On targets without streams nothing happens.
+    /// A live event or stream of the context that was loaded in. All work that still uses the layer
+    /// is queued and is over by then. On targets without streams nothing happens.
     pub unsafe fn release_after(&self, after: After) -> Result<(), LoadError> {
         // SAFETY: the caller's promise.
         Ok(unsafe { self.data.resident().release_after(after) }?)
@@ -101,11 +102,10 @@ impl LoadedTensor {
         Ok(unsafe { self.data.resident().let_wait(stream) }?)
     }
 
-    /// Where the tensor starts in host memory, for what is not written in Rust; `None` where the
-    /// host cannot read it, and for a tensor without bytes. A multiple of 256, valid for
-    /// [`Self::len_bytes`] until the last owner of the layer is gone. Nothing here writes to
-    /// it. Whoever writes through it sees to it that nobody holds [`Self::as_bytes`] of this tensor
-    /// meanwhile.
+    /// Where the tensor starts in host memory, for code that is not written in Rust. `None` where
+    /// the host cannot read it, and for a tensor without bytes. A multiple of 256, valid for
+    /// [`Self::len_bytes`] until the last owner of the layer is gone. The loader does not write to
+    /// it. While you write through it, no [`Self::as_bytes`] of this tensor may be in use.
     #[must_use]
     pub fn host_pointer(&self) -> Option<NonNull<u8>> {
         let place = self.placement();

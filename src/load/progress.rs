@@ -1,11 +1,17 @@
-//! How far a load is: counters that any thread may read while it runs.
+//! The progress of a running load, as counters that any thread may read, and the report of a
+//! finished one.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
+use super::times::Waits;
 use crate::checkpoint::TensorId;
+use crate::plan::IoWays;
+use crate::source::{Fallback, Queueing};
 use crate::staging::cast::Loss;
+use crate::staging::{Pinning, RingMode};
 
 /// A view of a running load. Cheap to clone; the counters only grow.
 #[derive(Debug, Clone)]
@@ -22,11 +28,11 @@ struct Counters {
     layers_done: AtomicU64,
     /// Elements that a cast has made infinite, per tensor that has any: rare.
     overflowed: Mutex<BTreeMap<TensorId, u64>>,
-    /// What quantising has lost, per tensor that is quantised.
+    /// Quantisation errors, per tensor that is quantised.
     lost: Mutex<BTreeMap<TensorId, Loss>>,
 }
 
-/// How far what is left of a quantised tensor lies from what it was in single precision.
+/// The difference between a quantised tensor and its original, in single precision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct QuantisationError {
@@ -54,7 +60,7 @@ impl Progress {
         self.counters.tensor_bytes_total
     }
 
-    /// Bytes that have arrived at their place. Alignment and gaps are not counted.
+    /// Bytes of tensors that have arrived. Alignment and gaps do not count.
     #[must_use]
     pub fn tensor_bytes_done(&self) -> u64 {
         self.counters.tensor_bytes_done.load(Ordering::Relaxed)
@@ -87,8 +93,8 @@ impl Progress {
         self.counters.tensor_bytes_done.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Elements that were finite in the file and are infinite in the type that was asked for, per
-    /// tensor that has any.
+    /// Elements that were finite in the file and became infinite in the delivered type, per tensor
+    /// that has any.
     #[must_use]
     pub fn overflowed(&self) -> Vec<(TensorId, u64)> {
         let overflowed = self.counters.overflowed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -102,8 +108,7 @@ impl Progress {
         }
     }
 
-    /// How much every quantised tensor has lost so far; all of it once the tensor's layer is
-    /// complete.
+    /// The error of each quantised tensor so far. Final once the layer of the tensor is complete.
     #[must_use]
     pub fn quantisation_errors(&self) -> Vec<QuantisationError> {
         let lost = self.counters.lost.lock().unwrap_or_else(PoisonError::into_inner);
@@ -127,4 +132,43 @@ impl Progress {
     pub(super) fn add_layer(&self) {
         self.counters.layers_done.fetch_add(1, Ordering::Relaxed);
     }
+}
+
+/// The report of a load. Its memory is not in here: `onelayer-probe` measures it.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct LoadReport {
+    /// Time from the start of the load (before the ring is mapped) until the last layer, or the
+    /// error that ended the load, was handed to the caller; while the load runs, until now.
+    /// Includes the time of the caller in between.
+    pub elapsed: Duration,
+    /// Time from the start of the load until reading began: for planning, mapping and pinning the
+    /// ring, opening files and starting threads.
+    pub preparing: Duration,
+    /// Passes whose last layer was ready for the caller.
+    pub passes: u64,
+    /// Waiting times.
+    pub waits: Waits,
+    /// Layers that were handed to the caller.
+    pub layers: u64,
+    /// Bytes of tensors that arrived.
+    pub tensor_bytes: u64,
+    /// Bytes moved from files, over-read included.
+    pub read_bytes: u64,
+    /// The same bytes by the way they were read, and how many went another way than planned.
+    pub ways: IoWays,
+    /// Time all readers together spent reading.
+    pub reading: Duration,
+    /// Time that the caller waited for layers, in the stream's `next`.
+    pub caller_waited: Duration,
+    /// How the ring's memory was obtained.
+    pub ring_mode: RingMode,
+    /// How much of the ring is pinned for the device.
+    pub pinning: Pinning,
+    /// Bytes of the ring that are pinned.
+    pub pinned_bytes: u64,
+    /// How reads were queued with the kernel.
+    pub queueing: Queueing,
+    /// Files that were not read in the requested way.
+    pub fallbacks: Vec<Fallback>,
 }

@@ -1,11 +1,16 @@
-//! Reader threads: a read and a claim on a slot come in, a filled slot or a copy in flight goes
-//! out. Here they have one read at a time; [`queued`](super::queued) has those with many.
+//! Reader threads. A read and a claim on a slot come in; a filled slot, or a copy in flight, goes
+//! out.
 //!
-//! A reader takes its slot when it begins to read. So jobs can wait for readers, and no reader for
-//! the control loop, while only as many slots are in use as reads are in flight: a few that stay in
-//! the cache.
+//! A reader either has one read at a time, or a queue of reads (io_uring):
+//!
+//! ```text
+//! job --> claim becomes a slot --> Source::read, or ReadQueue --> gather, cast, quantise --> copy --> result
+//! ```
+//!
+//! A reader takes its slot when it begins to read. So jobs can wait for readers without a slot, and
+//! only as many slots are in use as reads are in flight: a few that stay in the cache.
 
-use std::any::Any;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -13,11 +18,10 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 
-use super::gate::Gate;
-use super::jobs::JobReceiver;
-use super::meter::Work;
-use super::queued::read_queued;
-use super::{LoadError, Progress};
+use super::channels::{JobReceiver, NextJob, ReaderLimit};
+use super::error::{LoadError, panic_message};
+use super::progress::Progress;
+use super::times::Work;
 use crate::checkpoint::{Checkpoint, TensorId};
 use crate::device::{Backend, PendingCopy as _};
 use crate::plan::{CastOp, LoadPlan, ReadOp};
@@ -25,43 +29,44 @@ use crate::source::{ReadQueue, Source};
 use crate::staging::cast::{Casting, Narrowing, quantise_step};
 use crate::staging::gather::gather_step;
 use crate::staging::{Claim, Empty, Filled, Slot};
+use crate::units::to_usize;
 
 /// One read to do.
 pub(super) struct Job<B: Backend> {
-    /// Turn of the layer.
+    /// The turn of the layer.
     pub(super) turn: usize,
-    /// How many reads were issued before it.
+    /// The number of reads that were issued before it.
     pub(super) sequence: u64,
-    /// Index of the read.
+    /// The index of the read in the plan.
     pub(super) read: u32,
-    /// Where the bytes will go.
+    /// The right to a slot for the bytes.
     pub(super) claim: Claim,
-    /// Where they go next, if the layer has its arena by now: then the copy starts on the reader's
-    /// own core, while the bytes are in its cache.
+    /// The arena of the layer, if it has one by now. Then the reader starts the copy itself, while
+    /// the bytes are in the cache of its core.
     pub(super) arena: Option<Arc<B::Arena>>,
 }
 
-/// What became of a job.
+/// The result of a job.
 pub(super) struct JobResult<B: Backend> {
     pub(super) turn: usize,
     pub(super) sequence: u64,
     pub(super) read: u32,
-    /// What the reader did for it.
+    /// The time that the reader spent on it.
     pub(super) work: Work,
     pub(super) outcome: Result<Done<B>, LoadError>,
 }
 
 /// How far a read got.
 pub(super) enum Done<B: Backend> {
-    /// The bytes are in the slot and wait for an arena.
+    /// The bytes are in the slot. The arena is not there yet.
     Filled(Slot<Filled>),
-    /// The copy has been started, on a device that copies by itself.
+    /// The copy was started, on an asynchronous device.
     Copying(B::Pending),
     /// The bytes are in their arena, and the slot is free.
     Copied,
 }
 
-/// What all readers of a load share.
+/// The data that all readers of a load share.
 pub(super) struct ReaderContext<B: Backend> {
     pub(super) checkpoint: Checkpoint,
     pub(super) plan: Arc<LoadPlan>,
@@ -69,50 +74,7 @@ pub(super) struct ReaderContext<B: Backend> {
     pub(super) backend: Arc<B>,
     pub(super) progress: Progress,
     /// How many of the readers may read.
-    pub(super) gate: Arc<Gate>,
-}
-
-/// What readers read with.
-pub(super) enum Ways {
-    /// Each has one read at a time; so many readers.
-    OneByOne { readers: u32 },
-    /// Each has a queue of its own.
-    Queued(Vec<ReadQueue<Slot<Empty>>>),
-}
-
-/// Starts readers. They end when the job channel closes.
-pub(super) fn spawn<B: Backend>(
-    ways: Ways,
-    context: &Arc<ReaderContext<B>>,
-    jobs: &JobReceiver<Job<B>>,
-    results: &Sender<JobResult<B>>,
-) -> Result<Vec<JoinHandle<()>>, LoadError> {
-    let mut threads = Vec::new();
-    let mut start = |number: u32, work: Box<dyn FnOnce() + Send>| {
-        let thread = thread::Builder::new().name(format!("onelayer-read-{number}")).spawn(work);
-        threads.push(thread.map_err(|source| LoadError::Thread { source })?);
-        Ok::<(), LoadError>(())
-    };
-    let ends = || (Arc::clone(context), jobs.clone(), results.clone());
-    match ways {
-        Ways::OneByOne { readers } => {
-            for number in 0..readers {
-                let (context, jobs, results) = ends();
-                start(number, Box::new(move || read_all(number, &context, &jobs, &results)))?;
-            }
-        }
-        Ways::Queued(queues) => {
-            let count = u32::try_from(queues.len()).expect("no more than cores");
-            for (number, queue) in (0..).zip(queues) {
-                let (context, jobs, results) = ends();
-                start(
-                    number,
-                    Box::new(move || read_queued(number, count, queue, &context, &jobs, &results)),
-                )?;
-            }
-        }
-    }
-    Ok(threads)
+    pub(super) limit: Arc<ReaderLimit>,
 }
 
 fn read_all<B: Backend>(
@@ -122,12 +84,11 @@ fn read_all<B: Backend>(
     results: &Sender<JobResult<B>>,
 ) {
     loop {
-        context.gate.wait_for_turn(number);
+        context.limit.wait_until_allowed(number);
         let Some(job) = jobs.wait() else { return };
         let (turn, sequence, read) = (job.turn, job.sequence, job.read);
         let mut work = Work::default();
-        // A panic must become an error of this load: without it the control loop would wait for the
-        // result for ever. Unwinding drops the slot, and with it anything the job held.
+        // Without a result the control loop would wait for ever. Unwinding drops the slot.
         let outcome = catch_unwind(AssertUnwindSafe(|| context.run(job, &mut work)))
             .unwrap_or_else(|panic| Err(LoadError::Panicked { message: panic_message(&*panic) }));
         if results.send(JobResult { turn, sequence, read, work, outcome }).is_err() {
@@ -178,8 +139,8 @@ impl<B: Backend> ReaderContext<B> {
         self.progress.add_read(read_bytes, u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// What comes after a read that was not cast on the way: it is gathered, cast and quantised as
-    /// a whole, and copied if there is an arena.
+    /// The steps after a read that was not cast on the way: gathers, casts and quantises the whole
+    /// slot, and copies it if there is an arena.
     pub(super) fn deliver(
         &self,
         read: &ReadOp,
@@ -224,15 +185,183 @@ impl<B: Backend> ReaderContext<B> {
             return Ok(Done::Copying(copy));
         }
         // It is over already. The slot is free before this thread takes its next one, which then is
-        // this one, still in the cache: as many slots are in use as there are reads in flight.
+        // the same one, still in the cache.
         drop(copy.wait()?);
         work.filling += start.elapsed();
         Ok(Done::Copied)
     }
 }
 
-/// The message of a panic, as far as it has one.
-pub(super) fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+/// A job whose read is in the queue.
+struct QueuedJob<B: Backend> {
+    turn: usize,
+    sequence: u64,
+    read: u32,
+    arena: Option<Arc<B::Arena>>,
+    /// The time that the reader spent on it before it was queued. Bytes that are not read directly
+    /// are there already.
+    begun: Duration,
+}
+
+/// A reader with a queue.
+struct QueuedReader<'a, B: Backend> {
+    queue: ReadQueue<Slot<Empty>>,
+    /// By tag.
+    jobs: Vec<Option<QueuedJob<B>>>,
+    context: &'a ReaderContext<B>,
+    results: &'a Sender<JobResult<B>>,
+}
+
+/// Reads until the job queue closes, then waits for the reads in flight. This is reader `number` of
+/// `count`, and its share of the limit is the number of its reads in flight.
+pub(super) fn read_queued<B: Backend>(
+    number: u32,
+    count: u32,
+    queue: ReadQueue<Slot<Empty>>,
+    context: &ReaderContext<B>,
+    jobs: &JobReceiver<Job<B>>,
+    results: &Sender<JobResult<B>>,
+) {
+    let tags = Vec::with_capacity(queue.reads_most());
+    let mut reader = QueuedReader { queue, jobs: tags, context, results };
+    loop {
+        if reader.queue.len() == 0 {
+            context.limit.wait_until_allowed(number);
+        }
+        let limit = context.limit.get();
+        let share = to_usize(u64::from(limit / count + u32::from(number < limit % count)));
+        // Once the load has ended there is no limit, and the share may exceed the size of the
+        // queue.
+        while reader.queue.len() < share && reader.queue.has_room() {
+            // With no read in flight, waits for a job.
+            let next = match reader.queue.len() {
+                0 => jobs.wait().map_or(NextJob::Ended, NextJob::Job),
+                _ => jobs.next(),
+            };
+            match next {
+                NextJob::Job(job) => reader.submit(job),
+                NextJob::NoneYet => break,
+                NextJob::Ended => return,
+            }
+        }
+        if reader.finish_next().is_err() {
+            return;
+        }
+    }
+}
+
+/// The receiver of results is gone, or the queue has failed.
+struct Ended;
+
+impl<B: Backend> QueuedReader<'_, B> {
+    fn submit(&mut self, job: Job<B>) {
+        let Job { turn, sequence, read, claim, arena } = job;
+        let request = self.context.plan.read(read).request;
+        let tag = self.jobs.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.jobs.push(None);
+            self.jobs.len() - 1
+        });
+        let (queue, start) = (&mut self.queue, Instant::now());
+        let submitted = catch_unwind(AssertUnwindSafe(|| queue.submit(tag, request, claim.take())));
+        match submitted {
+            Ok(()) => {
+                self.jobs[tag] = Some(QueuedJob { turn, sequence, read, arena, begun: start.elapsed() })
+            }
+            Err(panic) => {
+                let outcome = Err(LoadError::Panicked { message: panic_message(&*panic) });
+                // The receiver may be gone.
+                let _ = self.results.send(JobResult { turn, sequence, read, work: Work::default(), outcome });
+            }
+        }
+    }
+
+    /// Waits for the next finished read and sends its result.
+    fn finish_next(&mut self) -> Result<(), Ended> {
+        let (queue, context, start) = (&mut self.queue, self.context, Instant::now());
+        let finished = match catch_unwind(AssertUnwindSafe(|| queue.next())) {
+            Ok(Ok(Some(finished))) => finished,
+            // The only read in the queue panicked.
+            Ok(Ok(None)) => return Ok(()),
+            Ok(Err(source)) => return self.fail_all(|| LoadError::Queue { source: copy_of(&source) }),
+            Err(panic) => {
+                let message = panic_message(&*panic);
+                return self.fail_all(|| LoadError::Panicked { message: message.clone() });
+            }
+        };
+        let QueuedJob { turn, sequence, read, arena, begun } =
+            self.jobs[finished.tag].take().expect("a tag belongs to one job until it is over");
+        // Includes other work of this thread while the read was in flight.
+        let took = begun + start.elapsed();
+        let mut work = Work::default();
+        let deliver = || {
+            let read_bytes = finished.outcome?;
+            context.add_read(read_bytes, took, &mut work);
+            context.deliver(&context.plan.read(read), finished.buffer, arena, &mut work)
+        };
+        let outcome = catch_unwind(AssertUnwindSafe(deliver))
+            .unwrap_or_else(|panic| Err(LoadError::Panicked { message: panic_message(&*panic) }));
+        self.results.send(JobResult { turn, sequence, read, work, outcome }).map_err(|_| Ended)
+    }
+
+    /// Fails every job of the queue: no more reads come out of it.
+    fn fail_all(&mut self, error: impl Fn() -> LoadError) -> Result<(), Ended> {
+        for QueuedJob { turn, sequence, read, .. } in self.jobs.drain(..).flatten() {
+            let _ = self.results.send(JobResult {
+                turn,
+                sequence,
+                read,
+                work: Work::default(),
+                outcome: Err(error()),
+            });
+        }
+        Err(Ended)
+    }
+}
+
+/// `io::Error` cannot be cloned.
+fn copy_of(error: &io::Error) -> io::Error {
+    error.raw_os_error().map_or_else(|| io::Error::from(error.kind()), io::Error::from_raw_os_error)
+}
+
+/// How readers read.
+pub(super) enum ReaderKind {
+    /// Each of this many readers has one read at a time.
+    OneByOne { readers: u32 },
+    /// Each reader has one of these queues.
+    Queued(Vec<ReadQueue<Slot<Empty>>>),
+}
+
+/// Starts the readers. They end when the job queue closes.
+pub(super) fn spawn<B: Backend>(
+    kind: ReaderKind,
+    context: &Arc<ReaderContext<B>>,
+    jobs: &JobReceiver<Job<B>>,
+    results: &Sender<JobResult<B>>,
+) -> Result<Vec<JoinHandle<()>>, LoadError> {
+    let mut threads = Vec::new();
+    let mut start = |number: u32, work: Box<dyn FnOnce() + Send>| {
+        let thread = thread::Builder::new().name(format!("onelayer-read-{number}")).spawn(work);
+        threads.push(thread.map_err(|source| LoadError::Thread { source })?);
+        Ok::<(), LoadError>(())
+    };
+    let ends = || (Arc::clone(context), jobs.clone(), results.clone());
+    match kind {
+        ReaderKind::OneByOne { readers } => {
+            for number in 0..readers {
+                let (context, jobs, results) = ends();
+                start(number, Box::new(move || read_all(number, &context, &jobs, &results)))?;
+            }
+        }
+        ReaderKind::Queued(queues) => {
+            let count = u32::try_from(queues.len()).expect("no more than cores");
+            for (number, queue) in (0..).zip(queues) {
+                let (context, jobs, results) = ends();
+                start(
+                    number,
+                    Box::new(move || read_queued(number, count, queue, &context, &jobs, &results)),
+                )?;
+            }
+        }
+    }
+    Ok(threads)
 }

@@ -7,13 +7,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
-use super::attend::Attendants;
-use super::setup::Setup;
-use super::{Hooks, LayerStream, LoadError, stream};
+use super::completion::CompletionThreads;
+use super::setup::{LoadSetup, Resources};
+use super::times::Hooks;
+use super::{LayerStream, LoadError, loader};
 use crate::checkpoint::Checkpoint;
 use crate::device::{ArenaPlace, Backend, DeviceError, PendingCopy, Resident};
 use crate::layers::Layers;
-use crate::plan::{Copies, CopyOp, HandOut, LoadPlan, MoveOp, PlanLimits, PlannedLayer, Window};
+use crate::plan::{Copies, CopyOp, HandOut, LoadOptions, LoadPlan, MoveOp, PlanLimits, PlannedLayer, Window};
 use crate::source::{self, Fallback, IoMode, IoWays, ReadRequest, Source, SourceError};
 use crate::staging::{Empty, Filled, Ring, Slot};
 use crate::units::{to_u64, to_usize};
@@ -335,31 +336,31 @@ fn start_on(
     let source = Arc::new(FaultySource { inner, reads: Arc::clone(&reads), faults: source_faults.clone() });
     let backend = Arc::new(backend);
     let ledger = Arc::clone(&backend.ledger);
-    let setup = Setup {
+    let setup = LoadSetup {
         checkpoint: checkpoint.clone(),
         plan,
-        ring,
-        source,
-        backend,
-        prefetch: 2,
-        hand_out,
+        options: LoadOptions {
+            prefetch_layers: 2,
+            hand_out,
+            stall_timeout: Duration::from_secs(20),
+            ..LoadOptions::default()
+        },
         adapts: false,
         queues: Some(1),
-        hash: false,
-        witness: None,
+        observer: None,
         hooks: Hooks::default(),
         started: std::time::Instant::now(),
-        reservations: Vec::new(),
     };
-    let mut attendants = Attendants::start(&setup.backend, &setup.plan).unwrap();
-    if let Some(attendants) = &mut attendants {
-        attendants.allocate_ahead(setup.plan.first_layer(), ArenaPlace::Own);
+    let mut completion = CompletionThreads::start(&backend, &setup.plan).unwrap();
+    if let Some(completion) = &mut completion {
+        completion.allocate_ahead(setup.plan.first_layer(), ArenaPlace::Own);
     }
+    let resources = Resources { ring, source, backend, reservations: Vec::new() };
     Run {
         checkpoint,
         ledger,
         reads,
-        stream: stream::start(setup, attendants, Duration::from_secs(20)).unwrap(),
+        stream: loader::start_threads(setup, resources, completion).unwrap(),
         _folder: folder,
     }
 }

@@ -1,4 +1,4 @@
-//! What is resident: layers by name, tensors by name, and the way out.
+//! A resident model: its layers and tensors by name, and how to unload them.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -19,15 +19,14 @@ impl Loader {
     /// Loads every layer and keeps it.
     ///
     /// # Errors
-    /// Whatever [`Loader::stream`] refuses, and the error that ended the load. Nothing stays
-    /// resident then.
+    /// The errors of [`Loader::stream`], and the error that ended the load. Then nothing stays
+    /// resident.
     pub fn load(&self, checkpoint: &Checkpoint) -> Result<Model, LoadError> {
         self.load_observed(checkpoint, |_| {})
     }
 
-    /// Loads every layer and keeps it; `observe` sees each one as it becomes resident: in whatever
-    /// order they do, since the files are read as they lie
-    /// ([`ReadOrder::Files`](crate::ReadOrder::Files)).
+    /// Loads every layer and keeps it. `observe` sees each layer as it becomes resident, in any
+    /// order, because reads follow the files ([`ReadOrder::Files`](crate::ReadOrder::Files)).
     ///
     /// # Errors
     /// As [`Self::load`].
@@ -51,7 +50,7 @@ impl Loader {
     }
 }
 
-/// A resident model. Dropping it frees every layer that nobody else holds.
+/// A resident model. Dropping it frees every layer without another owner.
 #[derive(Debug)]
 pub struct Model {
     checkpoint: Checkpoint,
@@ -63,7 +62,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// What the load did.
+    /// The report of the load.
     #[must_use]
     pub fn report(&self) -> &LoadReport {
         &self.report
@@ -91,8 +90,8 @@ impl Model {
         let found = self.checkpoint.find(name).map(|tensor| tensor.id);
         let loaded = self.layers().find_map(|layer| match found {
             Some(id) if layer.is_of(&self.checkpoint) => layer.tensor_of_id(id),
-            // One that has replaced another counts its tensors as its own checkpoint does. Scales
-            // are in none.
+            // A layer that replaced another one has the ids of its own checkpoint, and scales have
+            // none.
             _ => layer.tensor(name),
         });
         loaded.ok_or_else(|| LoadError::NotFound {
@@ -108,15 +107,15 @@ impl Model {
         self.layers().map(LoadedLayer::resident_bytes).sum()
     }
 
-    /// What the resident layers have allocated: with their tensors, who holds them, where, and
-    /// since when. See [`crate::live`].
+    /// The allocations of the resident layers, with their tensors and the number of their owners.
+    /// See [`crate::live`].
     #[must_use]
     pub fn live(&self) -> Snapshot {
         let numbers: HashSet<u64> = self.layers().filter_map(LoadedLayer::allocation_number).collect();
         live::snapshot_of(|number| numbers.contains(&number))
     }
 
-    /// Bytes of what is parked, in host memory and in files.
+    /// Bytes of parked layers, in host memory and in files.
     #[must_use]
     pub fn parked_bytes(&self) -> u64 {
         let bytes = |state: &State| match state {
@@ -126,9 +125,10 @@ impl Model {
         self.states.iter().map(bytes).sum()
     }
 
-    /// Frees a part of the model, resident or parked: a layer, those below a prefix, a component,
-    /// all. Tensors that were taken keep their layer's memory until they are dropped; the
-    /// receipt names them. Unloading what is unloaded is harmless and gives an empty receipt.
+    /// Frees a part of the model, resident or parked: a layer, the layers below a prefix, a
+    /// component, or all. Tensors that were taken keep the memory of their layer until they are
+    /// dropped; the receipt names them. Unloading an unloaded part is harmless and returns an empty
+    /// receipt.
     ///
     /// # Errors
     /// [`LoadError::NotFound`] if the model never had such a part.
@@ -157,8 +157,8 @@ impl Model {
         self.unload_places(&places)
     }
 
-    /// The tensors that somebody holds of the resident layers, in execution order: what would stay
-    /// if all were unloaded.
+    /// The tensors that were taken from resident layers and not dropped, in execution order. They
+    /// would keep their layers if all were unloaded.
     #[must_use]
     pub fn holders(&self) -> Vec<Holder> {
         self.layers().flat_map(LoadedLayer::holders).collect()
@@ -168,7 +168,7 @@ impl Model {
         unload(places.iter().map(|&place| self.states[place].take()))
     }
 
-    /// The places of a part, which must have one; all of a model without layers is nothing.
+    /// The indices of the layers of a part. An error if there are none, except for [`Part::All`].
     fn places(&self, part: &Part<'_>) -> Result<Vec<usize>, LoadError> {
         let places: Vec<usize> =
             (0..self.ids.len()).filter(|&place| part.contains(&self.ids[place])).collect();
@@ -179,7 +179,7 @@ impl Model {
         Ok(places)
     }
 
-    /// True if the model has, or had, a layer of the part.
+    /// True if the model has or had a layer of the part.
     #[must_use]
     pub fn had(&self, part: &Part<'_>) -> bool {
         self.ids.iter().any(|id| part.contains(id))
@@ -195,7 +195,7 @@ impl Model {
     }
 }
 
-/// Where a layer is.
+/// The state of a layer.
 #[derive(Debug, Default)]
 enum State {
     Resident(LoadedLayer),
@@ -217,7 +217,7 @@ impl State {
     }
 }
 
-/// Frees whatever is resident or parked.
+/// Frees resident and parked layers.
 fn unload(states: impl IntoIterator<Item = State>) -> Receipt {
     let mut layers = Vec::new();
     let mut receipt = Receipt::default();
@@ -228,11 +228,11 @@ fn unload(states: impl IntoIterator<Item = State>) -> Receipt {
             State::Unloaded => {}
         }
     }
-    // Together, so that a device's pool is asked once.
+    // Together, so that the pool of a device is trimmed once.
     receipt.and(Receipt::of(layers))
 }
 
-/// The known name that shares the longest beginning and end with the one that was asked for.
+/// The known name with the longest common beginning and end. `None` if less than half is common.
 #[must_use]
 pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
     let shared = |other: &str| {

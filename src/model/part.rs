@@ -1,10 +1,10 @@
-//! What of a model is meant: a layer, a prefix, a component, or all of it.
+//! Parts of a model: a layer, a prefix, a component, or all of it.
 
 use std::fmt;
 
 use crate::layers::LayerId;
 
-/// A part of a model. Layers are whole in it or not at all.
+/// A part of a model: a set of whole layers.
 ///
 /// # Example
 /// ```
@@ -20,8 +20,8 @@ use crate::layers::LayerId;
 pub enum Part<'a> {
     /// One layer.
     Layer(&'a LayerId),
-    /// The layers whose names begin so, in whole words: `model.layers` has `model.layers.0` and not
-    /// `model.layers_extra.0`.
+    /// The layers whose names begin with this, in whole words: `model.layers` has `model.layers.0`
+    /// but not `model.layers_extra.0`.
     Prefix(&'a str),
     /// The layers of one component of a pipeline, by the name of its folder: `text_encoder_2`.
     Component(&'a str),
@@ -46,7 +46,7 @@ impl Part<'_> {
         }
     }
 
-    /// What kind of part it is, and its name.
+    /// The kind of part, and its name.
     #[must_use]
     pub fn words(&self) -> (&'static str, &str) {
         match *self {

@@ -1,4 +1,4 @@
-//! Parts that move: parked and restored, replaced, and scopes at whose end a part is unloaded.
+//! Parking, restoring and replacing parts of a model, and scopes that unload a part at their end.
 
 use std::collections::HashSet;
 use std::ops::{Deref, DerefMut};
@@ -10,19 +10,18 @@ use crate::load::{LoadError, Loader, ParkTo, Parking, Receipt};
 use crate::plan::{LoadPlan, PlannedLayer};
 
 impl Model {
-    /// Copies a part of the model out of its arenas and frees them; [`Self::restore`] brings it
-    /// back, bit by bit the same. The bytes pass through 1 MiB of host memory. What is parked
-    /// already, unloaded, or on the host and to be parked in its memory, stays as it is, and so
-    /// does a layer that somebody holds: the receipt names who.
+    /// Copies a part of the model out of its arenas and frees them. [`Self::restore`] brings it
+    /// back, bit for bit. The bytes pass through 1 MiB of host memory. A layer stays as it is if it
+    /// is parked or unloaded already, if it is on the host and would be parked in host memory, or
+    /// if a tensor of it is held; the receipt names such tensors.
     ///
-    /// Work that still writes to the layers must be over.
+    /// Work that writes to the layers must be over.
     ///
     /// # Errors
     /// [`LoadError::NotFound`] if the model never had such a part, [`LoadError::Park`] if memory,
     /// the folder or the disk refuses, [`LoadError::Device`] if the bytes cannot be read back.
-    /// The layer that failed and those behind it stay resident, those before it are parked, and
-    /// their receipt is lost with the error: [`Self::parked_bytes`] and [`Self::layers`] say what
-    /// waits and what is there.
+    /// Then the layer that failed and those after it stay resident, those before it are parked, and
+    /// their receipt is lost. [`Self::parked_bytes`] and [`Self::layers`] show the state.
     ///
     /// # Example
     /// ```
@@ -57,13 +56,13 @@ impl Model {
         Ok(receipt)
     }
 
-    /// Brings back what is parked of a part, into arenas where it was; says how many bytes these
-    /// take. What is resident stays, and what was unloaded is not loaded again.
+    /// Copies the parked layers of a part into arenas on the device where they were, and returns
+    /// the bytes of these arenas. Resident layers stay. Unloaded layers are not loaded again.
     ///
     /// # Errors
     /// [`LoadError::NotFound`] if the model never had such a part, [`LoadError::Device`] if there
-    /// is no room, [`LoadError::Park`] if the file cannot be read. The layer that failed and
-    /// those behind it stay parked.
+    /// is no room, [`LoadError::Park`] if the file cannot be read. The layer that failed and those
+    /// after it stay parked.
     pub fn restore<'a>(&mut self, part: impl Into<Part<'a>>) -> Result<u64, LoadError> {
         let part = part.into();
         let mut restored_bytes = 0;
@@ -88,19 +87,17 @@ impl Model {
         Ok(restored_bytes)
     }
 
-    /// Puts a layer of another checkpoint in the place of one of this model: of the same name, with
-    /// tensors of the same names, types and shapes. A layer that was unloaded is loaded again
-    /// so. Only its tensors are read, within the budget of `loader`. The new layer is
-    /// resident before the old one is freed; where there is no room for both, unload the old one
-    /// first.
+    /// Replaces a layer by the layer of the same name in another checkpoint, with tensors of the
+    /// same names, types and shapes. This also loads a layer again that was unloaded. Only its
+    /// tensors are read, within the budget of `loader`. The new layer is resident before the old
+    /// one is freed; if there is no room for both, unload the old one first.
     ///
-    /// The new layer's [`index`](crate::LoadedLayer::index) is that of a plan of its own, which has
-    /// one layer.
+    /// The [`index`](crate::LoadedLayer::index) of the new layer is 0: its plan has one layer.
     ///
     /// # Errors
     /// [`LoadError::NotFound`] if one of the two has no such layer, [`LoadError::NotAlike`] with
-    /// the first tensor that differs, and whatever [`Loader::stream`] refuses. The model is as
-    /// it was then.
+    /// the first tensor that differs, and the errors of [`Loader::stream`]. Then the model is
+    /// unchanged.
     pub fn replace(
         &mut self,
         id: &LayerId,
@@ -123,11 +120,11 @@ impl Model {
         Ok(unload([old]))
     }
 
-    /// A scope for a part of the model: what is parked of it is restored, and at the end, whichever
-    /// way that is reached, the part is unloaded.
+    /// A scope for a part of the model. Its parked layers are restored now, and the part is
+    /// unloaded when the scope ends, in any way.
     ///
     /// # Errors
-    /// As [`Self::restore`]. The part is unloaded then.
+    /// The errors of [`Self::restore`]. Then the part is unloaded.
     ///
     /// # Example
     /// ```
@@ -154,8 +151,8 @@ impl Model {
     }
 }
 
-/// A part of a model that is unloaded when this is dropped; the rest of the model is used through
-/// it. Tensors that were taken from the part and outlive the scope keep their layer's memory.
+/// Unloads a part of a model when it is dropped. The model is used through it meanwhile. Tensors
+/// that were taken from the part and outlive the scope keep the memory of their layer.
 #[derive(Debug)]
 #[must_use = "a scope that is dropped has unloaded its part"]
 pub struct Scope<'m> {
@@ -164,7 +161,7 @@ pub struct Scope<'m> {
 }
 
 impl Scope<'_> {
-    /// Ends the scope and says what came of it.
+    /// Ends the scope and returns the receipt.
     pub fn end(mut self) -> Receipt {
         self.unload()
     }
@@ -194,7 +191,7 @@ impl Drop for Scope<'_> {
     }
 }
 
-/// What has to be the same of a tensor in both checkpoints.
+/// The properties of a tensor that must be the same in both checkpoints.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Delivered {
     name: String,
@@ -221,8 +218,8 @@ fn tensors(checkpoint: &Checkpoint, plan: &LoadPlan, layer: &PlannedLayer) -> Ve
     delivered
 }
 
-/// The first tensor that is not the same in both lists, which are sorted: its name, and what it is
-/// in either.
+/// The first difference of two sorted lists: the name of the tensor, and its properties in each
+/// list.
 fn first_difference(wanted: &[Delivered], given: &[Delivered]) -> Option<(String, String, String)> {
     let same = wanted.iter().zip(given).take_while(|(wanted, given)| wanted == given).count();
     let absent = || "no such tensor".to_owned();

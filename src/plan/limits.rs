@@ -1,4 +1,4 @@
-//! What a plan is made for: the options of the load, and facts about its files and its target.
+//! The inputs of a plan: the options of the load, and facts about its files and its target.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::units::Alignment;
 pub enum ResidentKind {
     /// In host memory, as arenas of the caller.
     Host,
-    /// In memory of a device, and none of the host.
+    /// In memory of a device.
     Device,
     /// Nowhere: bytes are read and dropped.
     Nowhere,
@@ -24,19 +24,20 @@ pub enum ResidentKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Landing {
-    /// Each tensor is copied to its place. For targets where the cost of a copy is the cost of its
+    /// Each tensor is copied to its place. For targets where the cost of a copy is that of its
     /// bytes.
     Exact,
-    /// Neighbours in the file share one copy and keep the file's spacing; small tensors that are
-    /// misaligned then are moved on the device. For targets where each copy has a fixed cost.
+    /// Neighbours in the file are copied together and keep the file's spacing. Small tensors that
+    /// land beside their place are moved on the device. For targets where each copy has a fixed
+    /// cost.
     InPhase,
     /// Each tensor begins where the one before it ends, at any byte, and arenas are as long as
     /// their tensors. For arenas that become files.
     Packed,
 }
 
-/// What a plan is made for. Made by [`PlanLimits::new`] or [`PlanLimits::of`], then changed field
-/// by field.
+/// The inputs of a plan. Made by [`PlanLimits::new`] or [`PlanLimits::of`], then changed field by
+/// field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PlanLimits {

@@ -188,7 +188,7 @@ pub enum ReadOrder {
     /// One layer after the other, in execution order; within a layer in file order.
     #[default]
     Layers,
-    /// In file order, whatever the layer: for loads that keep everything. Layers complete in any
+    /// In file order across layers: for loads that keep everything. Layers complete in any
     /// order.
     Files,
 }
@@ -205,7 +205,7 @@ impl fmt::Display for ReadOrder {
 /// When the caller gets a layer.
 ///
 /// # Example
-/// An engine with a stream of its own lets the device do all the waiting:
+/// An engine with its own stream lets the device do all the waiting:
 /// ```no_run
 /// use onelayer::{After, Checkpoint, HandOut, Loader, Target};
 ///

@@ -128,7 +128,7 @@ fn scenario_refused() {
     let receipt = model.unload_all();
     assert_eq!((receipt.returned_bytes, receipt.unconfirmed_bytes), (0, receipt.asked_bytes), "{receipt}");
     assert!(
-        !receipt.is_complete() && receipt.to_string().contains("given up without an answer"),
+        !receipt.is_complete() && receipt.to_string().contains("given up without a confirmation"),
         "{receipt}"
     );
 }

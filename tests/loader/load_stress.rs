@@ -128,12 +128,6 @@ fn load(seed: u64, checkpoint: &Checkpoint, hashes: &HashMap<String, blake3::Has
     });
 }
 
-/// Starts the process's pool for hashing, whose threads stay, and are named after the thread that
-/// starts it.
-fn start_pool() {
-    blake3::Hasher::new().update_rayon(&[0; 1 << 20]);
-}
-
 fn loader_threads() -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
@@ -143,7 +137,6 @@ fn loader_threads() -> Vec<String> {
 #[test]
 fn many_loads_at_once_deliver_every_byte_and_end() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    start_pool();
     let folder = tempfile::tempdir().unwrap();
     let hashes = scattered(folder.path());
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
@@ -168,7 +161,6 @@ fn many_loads_at_once_deliver_every_byte_and_end() {
 #[test]
 fn a_selection_that_panics_is_the_callers_and_leaves_nothing() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    start_pool();
     let folder = tempfile::tempdir().unwrap();
     let hashes = scattered(folder.path());
     let checkpoint = Checkpoint::open(folder.path()).unwrap();

@@ -7,9 +7,9 @@ use std::fmt::Debug;
 use onelayer::live;
 use onelayer::{
     Awaited, CancelHandle, Checkpoint, CheckpointError, CudaCode, Device, DeviceError, DeviceRegion, Holder,
-    LayerId, LayerMap, LayerStream, Layers, LoadError, LoadPlan, LoadReport, LoadedLayer, LoadedTensor,
-    Loader, LoaderBuilder, Model, OpenOptions, PlanError, Progress, Receipt, SourceError, StagingError,
-    Target, TensorHash, TensorReader,
+    LayerId, LayerMap, LayerStream, Layers, LoadError, LoadOptions, LoadPlan, LoadReport, LoadedLayer,
+    LoadedTensor, Loader, LoaderBuilder, Model, OpenOptions, PlanError, Progress, Receipt, SourceError,
+    StagingError, Target, TensorHash, TensorReader,
 };
 use onelayer_probe::{Measured, ProbeError, Sampler, TreeSampler};
 
@@ -30,6 +30,7 @@ fn types_may_cross_threads() {
     is_shared::<DeviceRegion>();
     is_shared::<CudaCode>();
     is_shared::<Loader>();
+    is_shared::<LoadOptions>();
     is_shared::<LoaderBuilder>();
     is_shared::<LayerStream>();
     is_shared::<Awaited>();

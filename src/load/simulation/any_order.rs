@@ -1,5 +1,5 @@
 //! Loads in the order of the files: layers scattered over them in every way, the smallest rings,
-//! arenas that come when they like. What is claimed at the head of `control`, tried.
+//! arenas that come at any time. Tries the claims at the head of `control`.
 
 use std::sync::mpsc;
 

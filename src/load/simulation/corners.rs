@@ -1,17 +1,16 @@
-//! What only few loads meet: a queue when the gate opens to all, owners of a layer who let go at
-//! once.
+//! Rare cases: a queue when the reader limit is lifted, owners of a layer that drop it at the same
+//! time.
 
 use super::*;
 use onelayer_testing::skipped;
 
-/// When a load ends, the gate opens to all while jobs may still be there. A queue takes no more
-/// than it was made for.
+/// When a load ends, the reader limit is lifted while jobs may still be there. A queue takes no
+/// more reads than it was made for.
 #[test]
 fn a_queue_takes_no_more_than_it_was_made_for() {
     use super::super::Progress;
-    use super::super::gate::GateKeeper;
-    use super::super::queued::read_queued;
-    use super::super::reader::{Job, ReaderContext};
+    use super::super::channels::{ReaderLimitSetter, job_queue};
+    use super::super::reader::{Job, ReaderContext, read_queued};
     use crate::device::NoneBackend;
     use crate::source::{QueueingCell, ReadQueue};
 
@@ -30,21 +29,21 @@ fn a_queue_takes_no_more_than_it_was_made_for() {
         skipped(queueing.get());
         return;
     };
-    let (jobs, job_receiver) = super::super::jobs::queue(None);
+    let (jobs, job_receiver) = job_queue(None);
     let (result_sender, results) = crossbeam_channel::unbounded();
     for read in 0..3 {
         let claim = ring.try_claim().unwrap();
         jobs.send(Job::<NoneBackend> { turn: 0, sequence: 0, read, claim, arena: None });
     }
     drop(jobs);
-    let keeper = GateKeeper::new(u32::MAX);
+    let reader_limit = ReaderLimitSetter::new(u32::MAX);
     let context = ReaderContext {
         checkpoint,
         plan,
         source,
         backend: Arc::new(NoneBackend),
         progress: Progress::new(0),
-        gate: keeper.gate(),
+        limit: reader_limit.limit(),
     };
     read_queued(0, 1, queue, &context, &job_receiver, &result_sender);
     drop(result_sender);
@@ -52,13 +51,12 @@ fn a_queue_takes_no_more_than_it_was_made_for() {
     assert_eq!(outcomes.collect::<Vec<_>>(), [Ok(()), Ok(()), Ok(())]);
 }
 
-/// Layers of many passes are made of one another: nobody who lets go at the same moment as others
-/// may lose the block.
+/// In many passes, layers reuse the blocks of earlier layers. No block may get lost when several
+/// owners drop a layer at the same moment.
 #[test]
-fn the_last_owner_puts_the_block_on_the_shelf_whoever_it_is() {
+fn the_last_owner_gives_the_block_back_to_the_pool() {
     use super::super::LoadedLayer;
-    use super::super::layer::{Content, LayerData};
-    use super::super::shelf::Shelf;
+    use super::super::layer_data::{Content, LayerData, LayerPool};
     use crate::device::NoneBackend;
 
     let folder = tempfile::tempdir().unwrap();
@@ -66,17 +64,17 @@ fn the_last_owner_puts_the_block_on_the_shelf_whoever_it_is() {
     let layers = Layers::group(&checkpoint).unwrap();
     let limits = PlanLimits::new(6 << 20);
     let plan = Arc::new(LoadPlan::build(&checkpoint, &layers, &limits, |_| true).unwrap());
-    let shelf = Arc::new(Shelf::new(1, &checkpoint, &plan));
-    let layer = |shelf: &Arc<Shelf>| {
+    let pool = Arc::new(LayerPool::new(1, &checkpoint, &plan));
+    let layer = |pool: &Arc<LayerPool>| {
         let arena = NoneBackend.allocate(&plan.layers()[0], ArenaPlace::Own).unwrap();
         let resident = NoneBackend.seal(arena, &[]).unwrap();
         let content = Some(Content { resident, permit: None });
-        LoadedLayer::on(shelf, LayerData { content, ..LayerData::blank(&checkpoint, &plan) })
+        LoadedLayer::pooled(pool, LayerData { content, ..LayerData::blank(&checkpoint, &plan) })
     };
     let start = std::sync::Barrier::new(3);
     for _ in 0..300 {
-        let one = layer(&shelf);
-        assert_eq!(shelf.spare_blocks(), 0);
+        let one = layer(&pool);
+        assert_eq!(pool.spare_blocks(), 0);
         let others = [one.share(), one.share()];
         let tensors: Vec<_> = one.tensors().collect();
         std::thread::scope(|scope| {
@@ -91,10 +89,10 @@ fn the_last_owner_puts_the_block_on_the_shelf_whoever_it_is() {
             drop(one);
             drop(tensors);
         });
-        assert_eq!(shelf.spare_blocks(), 1);
+        assert_eq!(pool.spare_blocks(), 1);
     }
-    let late = layer(&shelf);
-    shelf.close();
+    let late = layer(&pool);
+    pool.close();
     drop(late);
-    assert_eq!(shelf.spare_blocks(), 0, "the load has ended");
+    assert_eq!(pool.spare_blocks(), 0, "the load has ended");
 }

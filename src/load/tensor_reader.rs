@@ -1,11 +1,13 @@
-//! Tensors, and parts of them, read on demand into memory of the caller's: neither ring nor arenas
-//! nor a plan.
+//! Reads tensors, and parts of them, on demand into memory of the caller. Needs no ring, arena or
+//! plan.
 //!
 //! ```text
-//! runs of bytes --> pieces, at most 2 MiB of a file --> the caller's thread and helpers of this call
-//!                      | resident or small: straight into the target
-//!                      + past the page cache, or with gaps in it: by way of a desk, of which there are few
+//! runs of bytes --> pieces, at most 2 MiB of a file --> the caller's thread and helper threads
+//!                      | in the page cache, or small: directly into the target
+//!                      + past the page cache, or with gaps: through a read buffer, of which there are few
 //! ```
+//!
+//! The helpers of a call are threads and not tasks of a rayon pool, because they wait for the disk.
 
 use std::fmt;
 use std::ops::Range;
@@ -14,8 +16,8 @@ use std::thread;
 
 use memmap2::MmapMut;
 
-use super::LoadError;
-use super::builder::default_readers;
+use super::error::LoadError;
+use super::io_choice::default_readers;
 use crate::checkpoint::{Checkpoint, ShardId, TensorId};
 use crate::device::Target;
 use crate::plan::{IoMode, IoWays, ReadRequest};
@@ -27,26 +29,26 @@ use crate::units::{Alignment, ByteRange, KIB, MIB, to_u64, to_usize};
 
 /// Most bytes of a file that are read at once.
 const PIECE_BYTES: u64 = 2 * MIB;
-/// A gap between two runs up to this size is read through: a disk moves it in the time of one more
-/// request.
+/// A gap between two runs of up to this size is read through: a disk moves it in the time of one
+/// more request.
 const GAP_BYTES_MAX: u64 = 128 * KIB;
-/// Longer runs are read one by one, whatever lies between them.
+/// Longer runs are read one by one.
 const GATHERED_RUN_BYTES_MAX: u64 = 512 * KIB;
-/// Most desks of a reader, and threads of one call.
-const DESKS_MAX: u32 = 8;
-/// A thread has at least so many bytes to read.
+/// Most read buffers of a reader, and most threads of one call.
+const BUFFERS_MAX: u32 = 8;
+/// Each thread of a call has at least this many bytes to read.
 const THREAD_BYTES_MIN: u64 = 2 * PIECE_BYTES;
 
 /// Reads tensors of a checkpoint, and slices of them, into the caller's memory. Cheap to clone; all
 /// clones, and all threads, share its files and its scratch memory.
 ///
-/// Files are read as [`IoMode::Auto`] reads them, with the same checks: bytes of a file that is no
-/// longer the one that was opened are an error. What is in the page cache comes from there,
-/// straight into the target; what is not goes past it if it is large. Reads of up to 128 KiB go
-/// through the page cache. Large reads are shared by a few threads, which end with the call.
+/// Files are read as [`IoMode::Auto`] reads them, with the same checks: a file that has changed
+/// since it was opened is an error. Bytes in the page cache are copied from there into the target.
+/// Other large reads go past the page cache; reads of up to 128 KiB go through it. Large reads are
+/// shared by a few threads, which end with the call.
 ///
-/// Beside the target it holds at most eight pieces of 2 MiB, however many threads call it, and
-/// those only while they do. At most 16 files are open at once.
+/// Beside the target it holds at most eight pieces of 2 MiB, however many threads call it, and only
+/// during calls. At most 16 files are open at once.
 ///
 /// # Example
 /// ```
@@ -79,7 +81,7 @@ struct Shared {
     source: Box<dyn Source>,
     alignment: Alignment,
     threads: u32,
-    desks: Desks,
+    buffers: ReadBuffers,
 }
 
 impl TensorReader {
@@ -90,9 +92,9 @@ impl TensorReader {
     pub fn open(checkpoint: &Checkpoint) -> Result<Self, LoadError> {
         let survey = source::survey(checkpoint)?;
         let source = source::open_surveyed(&survey, checkpoint)?;
-        let threads = default_readers(IoMode::Auto, &survey.decisions, Target::None).clamp(1, DESKS_MAX);
+        let threads = default_readers(IoMode::Auto, &survey.decisions, Target::None).clamp(1, BUFFERS_MAX);
         let (checkpoint, alignment) = (checkpoint.clone(), survey.alignment);
-        let shared = Shared { checkpoint, source, alignment, threads, desks: Desks::default() };
+        let shared = Shared { checkpoint, source, alignment, threads, buffers: ReadBuffers::default() };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -102,8 +104,8 @@ impl TensorReader {
         &self.shared.checkpoint
     }
 
-    /// Fills `target` with the bytes of a tensor from `offset_bytes` on. They are as the file has
-    /// them: little-endian, row-major.
+    /// Fills `target` with the bytes of a tensor from `offset_bytes` on, as they are in the file:
+    /// little-endian, row-major.
     ///
     /// # Errors
     /// [`LoadError::Slice`] if the tensor has no such bytes; [`LoadError::Source`] if they cannot
@@ -121,7 +123,7 @@ impl TensorReader {
         self.shared.fill(entry.shard, entry.extent, Runs::contiguous(offset_bytes, len_bytes), target)
     }
 
-    /// Bytes of a slice: what [`Self::read_slice`] wants as target.
+    /// The length of a slice in bytes: that of the target of [`Self::read_slice`].
     ///
     /// # Errors
     /// [`LoadError::Slice`] if there is no such slice.
@@ -163,8 +165,7 @@ impl TensorReader {
         self.shared.fill(entry.shard, entry.extent, runs, target)
     }
 
-    /// Bytes that were read so far, by the way they came; what was read through and what aligned
-    /// reads add are in it.
+    /// Bytes that were read so far, by the way they were read. Includes gaps and alignment.
     #[must_use]
     pub fn ways(&self) -> IoWays {
         self.shared.source.ways()
@@ -203,7 +204,7 @@ impl Shared {
                     .spawn_scoped(scope, work)
                     .ok()
             };
-            // Whoever cannot be started leaves the others more to do.
+            // If a helper does not start, the others do its work.
             let helpers: Vec<_> = (0..helpers).map_while(start).collect();
             let own = self.read_all(shard, &pieces);
             helpers.into_iter().fold(own, |outcome, helper| {
@@ -213,13 +214,13 @@ impl Shared {
         })
     }
 
-    /// Reads pieces until there are none left, for anybody once one of them fails.
+    /// Reads pieces until none are left. An error leaves none for the other threads either.
     fn read_all(&self, shard: ShardId, pieces: &Mutex<Pieces<'_>>) -> Result<(), LoadError> {
-        let mut desk = None;
+        let mut buffer = None;
         loop {
             let piece = lock(pieces).next();
             let Some(piece) = piece else { return Ok(()) };
-            if let Err(error) = self.read_piece(shard, piece, &mut desk) {
+            if let Err(error) = self.read_piece(shard, piece, &mut buffer) {
                 lock(pieces).rest = &mut [];
                 return Err(error);
             }
@@ -230,17 +231,17 @@ impl Shared {
         &'a self,
         shard: ShardId,
         piece: Piece<'_>,
-        desk: &mut Option<Desk<'a>>,
+        buffer: &mut Option<ReadBuffer<'a>>,
     ) -> Result<(), LoadError> {
         let Piece { payload, target, spread } = piece;
         if spread.is_none() && self.source.read_anywhere(shard, payload, target)?.is_some() {
             return Ok(());
         }
-        let desk = match desk {
-            Some(desk) => desk,
-            None => desk.insert(self.desks.take(self.alignment)?),
+        let buffer = match buffer {
+            Some(buffer) => buffer,
+            None => buffer.insert(self.buffers.take(self.alignment)?),
         };
-        let memory = desk.bytes(self.alignment);
+        let memory = buffer.bytes(self.alignment);
         let len = to_usize(payload.len_bytes());
         let is_there = spread.is_some() && {
             let start = &mut memory[..len];
@@ -261,27 +262,27 @@ impl Shared {
     }
 }
 
-/// What is left to read of one slice.
+/// The rest of one slice to read.
 struct Pieces<'a> {
     /// The tensor in its file.
     extent: ByteRange,
     runs: &'a Runs,
     next_run: u64,
-    /// Bytes of that run that have been given out.
+    /// Bytes of that run that are taken.
     done_bytes: u64,
-    /// Where the bytes go that have not.
+    /// The target of the rest.
     rest: &'a mut [u8],
 }
 
-/// A stretch of a file and where its bytes go.
+/// A stretch of a file, and the target of its bytes.
 struct Piece<'a> {
     payload: ByteRange,
     target: &'a mut [u8],
-    /// Which of the bytes are wanted; all of them if `None`.
+    /// The wanted bytes; all of them if `None`.
     spread: Option<Spread<'a>>,
 }
 
-/// Runs in a stretch of a file, which begins with the first of them.
+/// Several runs in a stretch of a file, which begins with the first of them.
 struct Spread<'a> {
     runs: &'a Runs,
     first_run: u64,
@@ -307,7 +308,8 @@ impl<'a> Pieces<'a> {
             return Some(self.next_gathered());
         }
         let start = self.extent.start() + self.runs.start_of(self.next_run) + self.done_bytes;
-        // What follows begins on a multiple of the size of a piece, so that no block is read twice.
+        // The next piece begins on a multiple of the size of a piece, so that no block is read
+        // twice.
         let to_cut = PIECE_BYTES - start % PIECE_BYTES;
         let len_bytes = to_cut.min(run_bytes - self.done_bytes);
         self.done_bytes += len_bytes;
@@ -317,7 +319,7 @@ impl<'a> Pieces<'a> {
         Some(Piece { payload: at(start, len_bytes), target: self.take(len_bytes), spread: None })
     }
 
-    /// As many whole runs as lie near one another and fit a piece: at least one.
+    /// As many whole runs as are close together and fit a piece: at least one.
     fn next_gathered(&mut self) -> Piece<'a> {
         let (run_bytes, first_run) = (self.runs.run_bytes(), self.next_run);
         let first = self.runs.start_of(first_run);
@@ -351,30 +353,30 @@ fn at(start: u64, len_bytes: u64) -> ByteRange {
     ByteRange::with_len(start, len_bytes).expect("a tensor lies inside its file")
 }
 
-/// Pieces of memory that threads read by way of: the right to have one.
+/// Limits the number of read buffers.
 #[derive(Default)]
-struct Desks {
+struct ReadBuffers {
     taken: Mutex<u32>,
     returned: Condvar,
 }
 
-/// One of them.
-struct Desk<'a> {
-    desks: &'a Desks,
+/// Memory for one piece.
+struct ReadBuffer<'a> {
+    buffers: &'a ReadBuffers,
     memory: MmapMut,
 }
 
-impl Desks {
-    /// Waits until there is one. A thread takes one at a time, and waits for nothing but the system
-    /// while it has it.
-    fn take(&self, alignment: Alignment) -> Result<Desk<'_>, LoadError> {
-        let is_full = |taken: &mut u32| *taken >= DESKS_MAX;
+impl ReadBuffers {
+    /// Waits for a read buffer. A thread takes one at a time and waits for no other thread while it
+    /// has it.
+    fn take(&self, alignment: Alignment) -> Result<ReadBuffer<'_>, LoadError> {
+        let is_full = |taken: &mut u32| *taken >= BUFFERS_MAX;
         let taken = self.returned.wait_while(lock(&self.taken), is_full);
         *taken.unwrap_or_else(PoisonError::into_inner) += 1;
-        // Blocks at both ends, and what it takes to begin on one.
+        // A block more at both ends, and one to align the start.
         let len_bytes = PIECE_BYTES + 3 * alignment.bytes();
         match MmapMut::map_anon(to_usize(len_bytes)) {
-            Ok(memory) => Ok(Desk { desks: self, memory }),
+            Ok(memory) => Ok(ReadBuffer { buffers: self, memory }),
             Err(source) => {
                 self.give_back();
                 Err(StagingError::Piece { bytes: len_bytes, source }.into())
@@ -388,21 +390,21 @@ impl Desks {
     }
 }
 
-impl Desk<'_> {
-    /// Its memory, from an aligned address on. Untouched, it is not resident.
+impl ReadBuffer<'_> {
+    /// Its memory from an aligned address on. Pages that are not touched are not resident.
     fn bytes(&mut self, alignment: Alignment) -> &mut [u8] {
         let skipped = self.memory.as_ptr().align_offset(to_usize(alignment.bytes()));
         &mut self.memory[skipped..]
     }
 }
 
-impl Drop for Desk<'_> {
+impl Drop for ReadBuffer<'_> {
     fn drop(&mut self) {
-        self.desks.give_back();
+        self.buffers.give_back();
     }
 }
 
-/// Nothing behind these locks can be left half done by a panic.
+/// No update under these locks can panic halfway.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,16 +1,16 @@
-//! Threads that wait for an asynchronous device, so that neither the control loop nor a reader ever
-//! does.
+//! Completion threads: they wait for an asynchronous device, so that the control loop and the
+//! readers never do.
 //!
 //! ```text
 //!             allocate (layer)                    arena
 //!  control ----------------------> onelayer-arena -------+
-//!     |       copy, layer                                +--> notices --> control
+//!     |       copy, layer                                +--> DeviceEvent --> control
 //!     +--------------------------> onelayer-wait --------+
 //!                                  copied (its slot is free again), ready
 //! ```
 //!
-//! Arenas are allocated ahead of the copying; copies and layers are waited for in the order in
-//! which they were queued. Synchronous devices have no such threads.
+//! Arenas are allocated before the first copy needs them. Copies and layers complete in the order
+//! in which they were queued. Synchronous devices need no such threads.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -19,38 +19,37 @@ use std::thread::{self, JoinHandle};
 use crossbeam_channel::{Receiver, Sender};
 
 use super::channels::{Sizes, channel};
-use super::reader::panic_message;
-use super::window::Permit;
-use super::{LoadError, LoadedLayer};
+use super::error::{LoadError, panic_message};
+use super::layer::LoadedLayer;
+use super::permits::Permit;
 use crate::device::{ArenaPlace, Backend, PendingCopy};
 use crate::plan::LoadPlan;
 
-/// What somebody waits for.
-pub(super) enum Wait<B: Backend> {
-    /// Until a copy is over and its slot is free. The layer keeps its place in the window for as
-    /// long: the copy keeps the arena, even if the layer was handed out at once and has been
-    /// dropped.
+/// Work on the device to wait for.
+pub(super) enum DeviceWait<B: Backend> {
+    /// A copy, until it is over and its slot is free. The layer keeps its permit until then, even
+    /// if it was handed out at once and is already dropped: the copy keeps the arena.
     Copy { read: u32, copy: B::Pending, permit: Option<Permit> },
-    /// Until every byte of a layer is in its place.
+    /// A layer, until every byte of it is in its place.
     Ready(LoadedLayer),
 }
 
-/// What has happened meanwhile.
-pub(super) enum Notice<B: Backend> {
+/// A message from a completion thread.
+pub(super) enum DeviceEvent<B: Backend> {
     Allocated { turn: usize, arena: Result<Arc<B::Arena>, LoadError> },
     Copied { read: u32, outcome: Result<(), LoadError> },
     Ready(Result<LoadedLayer, LoadError>),
 }
 
-/// The threads that wait for a device. Dropping this waits for all that is in flight and ends them.
-pub(super) struct Attendants<B: Backend> {
+/// The completion threads of a load. Dropping this waits for all work in flight and ends them.
+pub(super) struct CompletionThreads<B: Backend> {
     /// `None` while being dropped.
     requests: Option<Requests<B>>,
-    /// The thread's end of the allocations: to take back what it has not begun.
+    /// The thread's end of the allocations, to take back those it has not begun.
     allocations_not_begun: Receiver<Allocation>,
-    notices: Receiver<Notice<B>>,
+    events: Receiver<DeviceEvent<B>>,
     threads: Vec<JoinHandle<()>>,
-    /// The turn whose arena was asked for ahead.
+    /// The turn whose arena was requested before the control loop ran.
     ahead: Option<usize>,
 }
 
@@ -60,14 +59,14 @@ struct Allocation {
     place: ArenaPlace,
 }
 
-/// What the threads are asked for.
+/// The channels to the threads.
 struct Requests<B: Backend> {
     allocations: Sender<Allocation>,
-    waits: Sender<Wait<B>>,
+    waits: Sender<DeviceWait<B>>,
 }
 
-impl<B: Backend> Attendants<B> {
-    /// Starts them, if the device is one to wait for.
+impl<B: Backend> CompletionThreads<B> {
+    /// Starts the threads if the device is asynchronous.
     pub(super) fn start(backend: &Arc<B>, plan: &Arc<LoadPlan>) -> Result<Option<Self>, LoadError> {
         if !B::IS_ASYNCHRONOUS {
             return Ok(None);
@@ -75,21 +74,21 @@ impl<B: Backend> Attendants<B> {
         let sizes = Sizes::of(plan);
         let (allocations, allocation_receiver) = channel(sizes.layers);
         let (waits, wait_receiver) = channel(sizes.waits);
-        let (notice_sender, notices) = channel(sizes.notices);
-        let mut attendants = Self {
+        let (event_sender, events) = channel(sizes.events);
+        let mut started = Self {
             requests: Some(Requests { allocations, waits }),
             allocations_not_begun: allocation_receiver.clone(),
-            notices,
+            events,
             threads: Vec::with_capacity(2),
             ahead: None,
         };
-        let (backend, plan, sender) = (Arc::clone(backend), Arc::clone(plan), notice_sender.clone());
-        // If one cannot be started, the other sees its channel closed and ends.
-        attendants.spawn("onelayer-arena", move || {
+        let (backend, plan, sender) = (Arc::clone(backend), Arc::clone(plan), event_sender.clone());
+        // If one of them does not start, the other finds its channel closed and ends.
+        started.spawn("onelayer-arena", move || {
             allocate_all(&*backend, &plan, &allocation_receiver, &sender);
         })?;
-        attendants.spawn("onelayer-wait", move || wait_for_all(&wait_receiver, &notice_sender))?;
-        Ok(Some(attendants))
+        started.spawn("onelayer-wait", move || wait_for_all(&wait_receiver, &event_sender))?;
+        Ok(Some(started))
     }
 
     fn spawn(&mut self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), LoadError> {
@@ -98,19 +97,19 @@ impl<B: Backend> Attendants<B> {
         Ok(())
     }
 
-    /// What has happened, in the order in which it was asked for.
-    pub(super) fn notices(&self) -> Receiver<Notice<B>> {
-        self.notices.clone()
+    /// The events, in the order of the requests.
+    pub(super) fn events(&self) -> Receiver<DeviceEvent<B>> {
+        self.events.clone()
     }
 
-    /// Asks for the arena of the layer that will be the first to need one.
+    /// Requests the arena of the layer that will need one first.
     pub(super) fn allocate_ahead(&mut self, turn: usize, place: ArenaPlace) {
         self.allocate(turn, place);
         self.ahead = Some(turn);
     }
 
-    /// Asks for the arena of a layer, unless that was done ahead. Each turn is asked for once, in
-    /// the order in which they need theirs.
+    /// Requests the arena of a layer, unless [`Self::allocate_ahead`] did. Each turn is requested
+    /// once, in the order in which arenas are needed.
     pub(super) fn allocate(&mut self, turn: usize, place: ArenaPlace) {
         if self.ahead.take_if(|ahead| *ahead == turn).is_none() {
             let allocation = Allocation { turn, place };
@@ -118,8 +117,8 @@ impl<B: Backend> Attendants<B> {
         }
     }
 
-    /// Asks to be told when something is over.
-    pub(super) fn wait(&self, wait: Wait<B>) {
+    /// Requests an event when this work is over.
+    pub(super) fn wait(&self, wait: DeviceWait<B>) {
         self.requests().waits.send(wait).expect("the thread ends after its channel is closed");
     }
 
@@ -128,14 +127,14 @@ impl<B: Backend> Attendants<B> {
     }
 }
 
-impl<B: Backend> Drop for Attendants<B> {
+impl<B: Backend> Drop for CompletionThreads<B> {
     fn drop(&mut self) {
         drop(self.requests.take());
-        // What has not been begun is not wanted any more.
+        // Allocations that have not begun are not needed any more.
         self.allocations_not_begun.iter().for_each(drop);
-        self.notices.iter().for_each(drop);
+        self.events.iter().for_each(drop);
         for thread in self.threads.drain(..) {
-            // It catches the panics of what it does; nothing else in it can panic.
+            // The thread catches the panics of its work; nothing else in it can panic.
             let _ = thread.join();
         }
     }
@@ -145,37 +144,37 @@ fn allocate_all<B: Backend>(
     backend: &B,
     plan: &LoadPlan,
     allocations: &Receiver<Allocation>,
-    notices: &Sender<Notice<B>>,
+    events: &Sender<DeviceEvent<B>>,
 ) {
     for Allocation { turn, place } in allocations {
         let layer = &plan.layers()[turn % plan.layers().len()];
         let arena = guard(|| Ok(backend.allocate(layer, place)?));
-        if notices.send(Notice::Allocated { turn, arena }).is_err() {
+        if events.send(DeviceEvent::Allocated { turn, arena }).is_err() {
             return;
         }
     }
 }
 
-fn wait_for_all<B: Backend>(waits: &Receiver<Wait<B>>, notices: &Sender<Notice<B>>) {
+fn wait_for_all<B: Backend>(waits: &Receiver<DeviceWait<B>>, events: &Sender<DeviceEvent<B>>) {
     for wait in waits {
-        let notice = match wait {
-            Wait::Copy { read, copy, permit } => {
+        let event = match wait {
+            DeviceWait::Copy { read, copy, permit } => {
                 // The slot goes back to the ring here.
                 let outcome = guard(|| Ok(copy.wait()?)).map(drop);
                 drop(permit);
-                Notice::Copied { read, outcome }
+                DeviceEvent::Copied { read, outcome }
             }
-            Wait::Ready(layer) => Notice::Ready(guard(|| {
+            DeviceWait::Ready(layer) => DeviceEvent::Ready(guard(|| {
                 layer.data.resident().wait_ready()?;
                 Ok(layer)
             })),
         };
-        // Whoever is not there any more still wants everything waited for.
-        let _ = notices.send(notice);
+        // If the receiver is gone, the rest is still waited for.
+        let _ = events.send(event);
     }
 }
 
-/// A panic must become an error of the load: without it the control loop would wait for ever.
+/// Turns a panic into an error of the load. Without an event the control loop would wait for ever.
 fn guard<T>(work: impl FnOnce() -> Result<T, LoadError>) -> Result<T, LoadError> {
     catch_unwind(AssertUnwindSafe(work))
         .unwrap_or_else(|panic| Err(LoadError::Panicked { message: panic_message(&*panic) }))
