@@ -3,11 +3,28 @@
 /// Columns of comments and of Markdown.
 pub const COLUMNS: usize = 100;
 
-/// Lines of a Rust file whose comment is too wide, by number. A word that is too long stays.
+/// Lines of a Rust file whose comment is too wide, by number, indentation aside as rustfmt counts.
+/// A word that is too long stays, and so do examples, tables and
+/// drawings, which align by blanks.
 #[must_use]
 pub fn wide_comments(text: &str) -> Vec<usize> {
-    let is_wide = |line: &str| line.trim_start().starts_with("//") && could_be_shorter(line, "// ");
-    (1..).zip(text.lines()).filter(|(_, line)| is_wide(line)).map(|(number, _)| number).collect()
+    let (mut is_code, mut found) = (false, Vec::new());
+    for (number, line) in (1..).zip(text.lines()) {
+        let line = line.trim();
+        let Some(comment) = line.strip_prefix("//") else {
+            is_code = false;
+            continue;
+        };
+        let words = comment.trim_start_matches(['/', '!', ' ']);
+        if words.starts_with("```") {
+            is_code = !is_code;
+        }
+        let is_free = is_code || words.starts_with('|') || line.contains("  ");
+        if !is_free && could_be_shorter(line, "// ") {
+            found.push(number);
+        }
+    }
+    found
 }
 
 /// Lines of a Markdown file that are too wide, by number; tables, code, HTML and links by

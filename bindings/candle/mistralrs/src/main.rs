@@ -1,8 +1,8 @@
 //! mistral.rs with the adapter: passes the same backend to `ShardedSafeTensors::wrap` and creates
 //! layers of mistral.rs from it, whole and for one of two ranks.
 //!
-//! `cargo run -- CHECKPOINT`, with a checkpoint of the Llama architecture. Compares every weight with a
-//! plain reader.
+//! `cargo run -- CHECKPOINT`, with a checkpoint of the Llama architecture. Compares every weight
+//! with a plain reader.
 
 use std::error::Error;
 

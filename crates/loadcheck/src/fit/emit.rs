@@ -29,7 +29,8 @@ pub(crate) fn lines(
         )],
         // Memory and swap together as much as memory alone: no swap.
         EmitArg::Docker => vec![format!("--memory={allowed}m --memory-swap={allowed}m")],
-        // No MemoryHigh: it slows a service down long before MemoryMax would kill it, also where all is well.
+        // No MemoryHigh: it slows a service down long before MemoryMax would kill it, also where all
+        // is well.
         EmitArg::Systemd => {
             vec![
                 comment,
