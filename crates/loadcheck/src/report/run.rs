@@ -160,7 +160,7 @@ pub(crate) struct Vram {
     pub(crate) after_unload_growth_bytes: Option<i64>,
 }
 
-/// With a device map: the share of one place, in the order of loading.
+/// The share of one place, in the order of loading.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct PlaceShare {
