@@ -1,7 +1,7 @@
 //! `compare`: memory, time and a note for each way of loading. A terminal gets a short table for
 //! each, memory first, which fit into 80 columns; a page gets one wide table.
 
-use super::document::{Document, Table, TableOf, View, fact, name};
+use super::document::{Document, Table, TableOf, Text, View, fact, name};
 use super::facts::{self, as_typed};
 use super::terminal::Role;
 use crate::numbers::{bytes, count, rate, seconds};
@@ -25,7 +25,7 @@ pub(super) fn document(report: &Report, view: View) -> Document {
     }
     document.extend(facts::device(report));
     let command = |row: &Compared| Some(fact(&short_name(row), name(as_typed(row.command.as_deref()?))));
-    document.extend(report.comparison.iter().filter_map(command));
+    document.extend(report.comparison.iter().filter(|_| !view.is_page).filter_map(command));
     let rounds = report.comparison.iter().map(|row| row.runs).max().unwrap_or(0);
     let rounds = count(rounds, if rounds == 1 { "round" } else { "interleaved round" });
     document.fact("compared", format!("{rounds}, fresh processes · highest memory, median time"));
@@ -34,7 +34,7 @@ pub(super) fn document(report: &Report, view: View) -> Document {
     document.gap();
     let rows = &report.comparison;
     if view.is_page {
-        document.table(with_notes(with_time(with_memory(labelled(rows)))));
+        document.table(with_notes(with_time(with_memory(with_commands(rows)))));
     } else {
         let (least, fastest) = (best_by(rows, |row| row.host_ratio), best_by(rows, |row| row.time_ratio));
         document.table(with_memory(labelled(rows)).table().emphasise(least, Role::Strong));
@@ -57,6 +57,12 @@ type Rows<'a> = TableOf<&'a Compared>;
 
 fn labelled<'a>(rows: impl IntoIterator<Item = &'a Compared>) -> Rows<'a> {
     Table::of(rows).left("", |row| short_name(row))
+}
+
+/// The rows of a page, which have their commands.
+fn with_commands(rows: &[Compared]) -> Rows<'_> {
+    let command = |row: &Compared| Some(Text::from(": ") + name(as_typed(row.command.as_deref()?)));
+    Table::of(rows).left("", |row| Text::from(row.strategy.as_str()) + command(row))
 }
 
 fn with_notes(rows: Rows<'_>) -> Table {
@@ -152,9 +158,11 @@ mod tests {
         };
         report.comparison = vec![row.clone()];
         let page = crate::output::markdown::draw(&document(&report, View::PAGE));
-        assert!(page.contains("a\\|b `load \"it's\"`"), "{page}");
         assert!(page.contains("| | host peak | RSS peak |") && page.contains("| time ratio | |\n"), "{page}");
-        assert!(page.contains("\n| a\\|b | - | - |") && page.contains("| slow |\n"), "{page}");
+        assert!(
+            page.contains("\n| a\\|b: `load \"it's\"` | - | - |") && page.contains("| slow |\n"),
+            "{page}"
+        );
         let long = short_name(&Compared { strategy: "é".repeat(99), ..row });
         assert_eq!(long.chars().count(), NAME_CHARACTERS_MAX);
     }

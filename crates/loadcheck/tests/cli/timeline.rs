@@ -99,7 +99,7 @@ fn a_thousand_layers_make_a_small_page() {
         let drawn = text(place.path(), name);
         println!("{name}: {} bytes", drawn.len());
         assert_picture(&drawn);
-        assert!(drawn.contains("several to a tick") && drawn.contains("run 3 of 3"), "{name}");
+        assert!(drawn.contains("several per tick") && drawn.contains("run 3 of 3"), "{name}");
     }
 }
 
