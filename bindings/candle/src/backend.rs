@@ -3,10 +3,11 @@
 use candle_core::{DType, Device, Error, Result, Shape, Tensor};
 use candle_nn::VarBuilder;
 use candle_nn::var_builder::SimpleBackend;
-use onelayer::{Checkpoint, LoadError, TensorEntry, TensorReader};
+use onelayer::{Checkpoint, TensorReader};
 
 use crate::error::AdapterError;
 use crate::pieces;
+use crate::pull::Pull;
 use crate::types::Taken;
 use crate::whole;
 
@@ -73,7 +74,7 @@ impl CheckpointBackend {
         let Some(entry) = self.checkpoint.find(name) else {
             return Err(Error::CannotFindTensor { path: name.to_owned() }.bt());
         };
-        Ok(Pull::new(self, entry)?)
+        Ok(Pull::new(&self.checkpoint, &self.reader, entry, self.staging_bytes)?)
     }
 }
 
@@ -88,11 +89,11 @@ impl SimpleBackend for CheckpointBackend {
     ) -> Result<Tensor> {
         let pull = self.pull(name)?;
         check_shape(name, shape, &pull.shape)?;
-        pull.tensor(dtype, device)
+        read(&pull, dtype, device)
     }
 
     fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
-        self.pull(name)?.tensor(dtype, device)
+        read(&self.pull(name)?, dtype, device)
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
@@ -109,78 +110,13 @@ pub(crate) fn check_shape(name: &str, expected: Shape, got: &Shape) -> Result<()
     Err(Error::UnexpectedShape { msg, expected, got: got.clone() }.bt())
 }
 
-/// One requested tensor.
-pub(crate) struct Pull<'a> {
-    backend: &'a CheckpointBackend,
-    entry: TensorEntry<'a>,
-    pub(crate) taken: Taken,
-    pub(crate) shape: Shape,
-    /// Number of elements.
-    pub(crate) count: usize,
-}
-
-impl<'a> Pull<'a> {
-    fn new(
-        backend: &'a CheckpointBackend,
-        entry: TensorEntry<'a>,
-    ) -> std::result::Result<Self, AdapterError> {
-        let (tensor, path) =
-            (entry.name.to_owned(), backend.checkpoint.shards()[entry.shard.index()].path.clone());
-        let Some(taken) = Taken::of(entry.dtype) else {
-            let dtype = entry.dtype_name.to_owned();
-            return Err(AdapterError::UnsupportedDType { tensor, path, dtype });
-        };
-        let dims: Option<Vec<usize>> =
-            entry.shape.iter().map(|&elements| usize::try_from(elements).ok()).collect();
-        let count = |dims: &[usize]| dims.iter().try_fold(1, |product: usize, &dim| product.checked_mul(dim));
-        let Some((dims, count)) = dims.and_then(|dims| count(&dims).map(|count| (dims, count))) else {
-            return Err(AdapterError::TooLarge { tensor, path });
-        };
-        Ok(Self { backend, entry, taken, shape: Shape::from(dims), count })
-    }
-
-    fn tensor(&self, dtype: DType, device: &Device) -> Result<Tensor> {
-        match self.taken {
-            Taken::Opaque(stored) => whole::read_opaque(self, stored, device)?.to_dtype(dtype),
-            Taken::AsIs(stored) if stored == dtype && device.is_cpu() => match whole::read(self, dtype) {
-                Some(tensor) => tensor,
-                None => pieces::read(self, dtype, device),
-            },
-            Taken::AsIs(_) | Taken::WidenedU16 => pieces::read(self, dtype, device),
-        }
-    }
-
-    /// Maximum host memory besides the tensor.
-    pub(crate) fn staging_bytes(&self) -> u64 {
-        self.backend.staging_bytes
-    }
-
-    /// Size of the tensor in its file.
-    pub(crate) fn len_bytes(&self) -> u64 {
-        self.entry.extent.len_bytes()
-    }
-
-    /// Fills `target` with bytes of the tensor from `offset_bytes` on.
-    pub(crate) fn read(&self, offset_bytes: u64, target: &mut [u8]) -> std::result::Result<(), AdapterError> {
-        self.backend
-            .reader
-            .read(self.entry.id, offset_bytes, target)
-            .map_err(|source| self.unreadable(source))
-    }
-
-    fn unreadable(&self, source: LoadError) -> AdapterError {
-        let (tensor, path) = self.place();
-        AdapterError::Read { tensor, path, source: Box::new(source) }
-    }
-
-    /// The error of a failed allocation.
-    pub(crate) fn out_of_memory(&self, needed_bytes: u64) -> AdapterError {
-        let (tensor, path) = self.place();
-        AdapterError::OutOfMemory { tensor, path, needed_bytes }
-    }
-
-    fn place(&self) -> (String, std::path::PathBuf) {
-        let path = self.backend.checkpoint.shards()[self.entry.shard.index()].path.clone();
-        (self.entry.name.to_owned(), path)
+fn read(pull: &Pull<'_>, dtype: DType, device: &Device) -> Result<Tensor> {
+    match pull.taken {
+        Taken::Opaque(stored) => whole::read_opaque(pull, stored, device)?.to_dtype(dtype),
+        Taken::AsIs(stored) if stored == dtype && device.is_cpu() => match whole::read(pull, dtype) {
+            Some(tensor) => tensor,
+            None => pieces::read(pull, dtype, device),
+        },
+        Taken::AsIs(_) | Taken::WidenedU16 => pieces::read(pull, dtype, device),
     }
 }

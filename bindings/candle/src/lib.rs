@@ -50,6 +50,7 @@ mod backend;
 mod cuda;
 mod error;
 mod pieces;
+mod pull;
 mod types;
 mod whole;
 

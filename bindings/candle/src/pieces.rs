@@ -14,7 +14,7 @@ use std::thread;
 
 use candle_core::{DType, Device, Result, Tensor};
 
-use crate::backend::Pull;
+use crate::pull::Pull;
 use crate::types::Taken;
 use crate::whole::zeroed;
 
@@ -71,8 +71,7 @@ impl Pieces {
         // Stored, as a candle tensor, and cast.
         let element_bytes = stored_bytes + taken_bytes + dtype.size_in_bytes();
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let staging_bytes =
-            usize::try_from(pull.staging_bytes().max(STAGING_BYTES_MIN)).unwrap_or(usize::MAX);
+        let staging_bytes = usize::try_from(pull.staging_bytes.max(STAGING_BYTES_MIN)).unwrap_or(usize::MAX);
         Self::cut(pull.count, element_bytes, staging_bytes, cores.min(WORKERS_MAX))
     }
 

@@ -5,8 +5,8 @@ use candle_core::{DType, Device, Result, Tensor, WithDType};
 use half::{bf16, f16};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use crate::backend::Pull;
 use crate::error::AdapterError;
+use crate::pull::Pull;
 
 /// Reads the tensor into its final memory on the CPU. `None` for F8_E4M3, whose elements are not
 /// plain bytes for [`zerocopy`].

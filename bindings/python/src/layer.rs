@@ -1,36 +1,14 @@
 //! A Python layer: a mapping from names to tensors, and a context manager that closes it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use onelayer::{LoadedLayer, LoadedTensor, Target};
-use pyo3::exceptions::{PyKeyError, PyValueError};
+use onelayer::{LoadedLayer, Target};
+use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList};
 
+use crate::held::Held;
 use crate::tensor::Tensor;
-
-/// A layer that may be closed. Shared with its tensor objects.
-pub(crate) struct Held {
-    layer: Mutex<Option<LoadedLayer>>,
-    name: String,
-    pub(crate) target: Target,
-}
-
-impl Held {
-    /// A lease of one tensor, which keeps the memory even if the layer is closed.
-    pub(crate) fn lease(&self, tensor: &str) -> PyResult<LoadedTensor> {
-        let layer = self.lock();
-        let layer = layer.as_ref().ok_or_else(|| {
-            PyValueError::new_err(format!("tensor {tensor:?}: its layer {:?} was closed", self.name))
-        })?;
-        layer.tensor(tensor).ok_or_else(|| PyKeyError::new_err(tensor.to_owned()))
-    }
-
-    /// Held only briefly, and never while waiting for the interpreter.
-    fn lock(&self) -> MutexGuard<'_, Option<LoadedLayer>> {
-        self.layer.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// A resident layer.
 #[pyclass(frozen, mapping, module = "onelayer")]
@@ -52,8 +30,8 @@ impl Layer {
     pub(crate) fn new(layer: LoadedLayer, target: Target) -> Self {
         let names = layer.tensors().map(|tensor| tensor.name().to_owned()).collect();
         let (index, nbytes) = (layer.index(), layer.tensor_bytes());
-        let (name, resident_bytes) = (layer.id().as_str().to_owned(), layer.resident_bytes());
-        let held = Arc::new(Held { layer: Mutex::new(Some(layer)), name, target });
+        let resident_bytes = layer.resident_bytes();
+        let held = Arc::new(Held::new(layer, target));
         Self { held, names, index, nbytes, resident_bytes }
     }
 
@@ -71,7 +49,7 @@ impl Layer {
 
     #[getter]
     fn closed(&self) -> bool {
-        self.held.lock().is_none()
+        self.held.is_closed()
     }
 
     fn __len__(&self) -> usize {
@@ -114,7 +92,7 @@ impl Layer {
 
     /// Closes the layer. Exported tensors stay valid.
     fn close(&self, py: Python<'_>) {
-        let layer = self.held.lock().take();
+        let layer = self.held.take();
         // Freeing a large layer takes time, and may wait for a device.
         py.detach(|| drop(layer));
     }

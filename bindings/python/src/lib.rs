@@ -19,6 +19,7 @@ use pyo3::prelude::*;
 mod capsule;
 mod checkpoint;
 mod errors;
+mod held;
 mod layer;
 mod measuring;
 mod memory;

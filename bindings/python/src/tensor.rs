@@ -15,7 +15,7 @@ use pyo3::types::{PyBytes, PyTuple};
 
 use crate::capsule;
 use crate::errors;
-use crate::layer::Held;
+use crate::held::Held;
 use crate::memory::HostMemory;
 
 /// The default stream of a CUDA consumer: the legacy default stream.

@@ -8,11 +8,11 @@
 //! ```text
 //! api, nvml    the exported functions: arguments in, a code out
 //! sim          the state behind a lock; counts each call, injects faults, runs it
-//! context      the current context of each thread
-//! scheduler    streams, events, and the execution order of queued work
-//! execute      queued copies and fills
+//!   context    the current context of each thread
+//!   scheduler  streams, events, and the execution order of queued work
+//!   copy       queued copies and fills; execute: their checks and execution
+//!   memory     allocations, their bytes and uses; pool: memory pools; host: pinned memory
 //! clock        vector clocks: the order of work
-//! memory       allocations, their bytes and uses; pool: memory pools; host: pinned memory
 //! faults       injected failures
 //! ledger       violations and counters; report: both as text, at exit
 //! ```
@@ -21,15 +21,9 @@ mod api;
 mod clock;
 mod code;
 mod config;
-mod context;
-mod execute;
 mod faults;
-mod host;
 mod ledger;
-mod memory;
 mod nvml;
-mod pool;
 mod random;
 mod report;
-mod scheduler;
 mod sim;

@@ -7,17 +7,25 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use self::context::{Context, Entry};
+use self::host::Pinned;
+use self::memory::{Allocation, Device};
+use self::pool::Pool;
+use self::scheduler::{DefaultStreams, Event, Stream};
 use crate::clock::Clock;
 use crate::code::{Answer, Code};
 use crate::config::{Config, Mode};
-use crate::context::{Context, Entry};
 use crate::faults::Faults;
-use crate::host::Pinned;
 use crate::ledger::{Injected, Ledger};
-use crate::memory::{Allocation, Device};
-use crate::pool::Pool;
 use crate::random::Random;
-use crate::scheduler::{DefaultStreams, Event, Stream};
+
+mod context;
+mod copy;
+mod execute;
+mod host;
+mod memory;
+mod pool;
+mod scheduler;
 
 /// The kind of a call, which decides its result in a lost context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,4 +4,5 @@
 mod inventories;
 mod placed;
 #[path = "../../../../examples/inventories/read.rs"]
+#[allow(dead_code, reason = "shared with examples and other tests, which use the rest")]
 mod read;

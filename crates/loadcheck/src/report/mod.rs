@@ -17,11 +17,10 @@ pub(crate) use self::fit::{Fit, Fitted, Try, TryOutcome};
 pub(crate) use self::leak::{CycledLoad, KindSlope, Leak, LeakMode, SlopeVerdict};
 pub(crate) use self::passes::{Pass, Passes, Shares};
 pub(crate) use self::placement::{LargestFit, PlacedLayer, Placement, PrecisionNeed, TiedPair, TierShare};
-pub(crate) use self::places::PlaceShare;
 pub(crate) use self::reading::{FileReading, IoCounters};
 pub(crate) use self::run::{
-    CacheState, Deliveries, Delivery, Mismatch, Outcome, Params, Peak, Place, Point, Pressure, Promise,
-    QuantisedTensor, Ring, Run, Samples, Split, TensorHash, Verified, Vram,
+    CacheState, Deliveries, Delivery, Mismatch, Outcome, Params, Peak, Place, PlaceShare, Point, Pressure,
+    Promise, QuantisedTensor, Ring, Run, Samples, Split, TensorHash, Verified, Vram,
 };
 use crate::listing::Listing;
 use crate::problem::Problem;
@@ -33,7 +32,6 @@ mod fit;
 mod leak;
 mod passes;
 mod placement;
-mod places;
 mod reading;
 mod run;
 

@@ -9,9 +9,9 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 
+use super::{Sim, to_u64};
 use crate::clock::{Clock, Point};
 use crate::code::{Answer, Code};
-use crate::sim::{Sim, to_u64};
 
 /// The first address. On x86-64, bits 48 to 63 of a pointer repeat bit 47; on other architectures
 /// user addresses are far below.

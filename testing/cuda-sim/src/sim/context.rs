@@ -1,8 +1,8 @@
 //! Contexts, and the current context of each thread.
 
+use super::{Class, Sim, to_u64};
 use crate::code::{Answer, Code};
 use crate::config::Lost;
-use crate::sim::{Class, Sim, to_u64};
 
 #[derive(Debug)]
 pub(crate) struct Context {

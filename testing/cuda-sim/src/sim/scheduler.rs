@@ -9,11 +9,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::copy::Copy;
+use super::{Sim, to_u64};
 use crate::clock::{Clock, Point};
 use crate::code::{Answer, Code};
 use crate::config::Mode;
-use crate::execute::Copy;
-use crate::sim::{Sim, to_u64};
 
 /// How often `cuEventQuery` and `cuStreamQuery` return "not ready" in lazy mode before the work
 /// runs.

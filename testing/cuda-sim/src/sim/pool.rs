@@ -4,11 +4,11 @@
 //! threshold when the host waits, and when it is trimmed or destroyed. Memory with a queued free
 //! counts as used until the free has run, except for allocations ordered after the free.
 
+use super::Sim;
+use super::memory::{Allocation, GRAIN_BYTES, new_allocation};
+use super::scheduler::Kind;
 use crate::code::{Answer, Code};
 use crate::ledger::Gauge;
-use crate::memory::{GRAIN_BYTES, new_allocation};
-use crate::scheduler::Kind;
-use crate::sim::Sim;
 
 #[derive(Debug)]
 pub(crate) struct Pool {
@@ -174,9 +174,8 @@ impl Sim {
         if self.pool(handle)?.is_default {
             return Err(Code::INVALID_VALUE);
         }
-        let lives = |allocation: &&crate::memory::Allocation| {
-            allocation.pool == Some(handle) && allocation.freed_at.is_none()
-        };
+        let lives =
+            |allocation: &&Allocation| allocation.pool == Some(handle) && allocation.freed_at.is_none();
         let live = self.allocations.values().filter(lives).count();
         if live > 0 {
             self.violation("pool_destroyed_in_use", format!("a pool with {live} live allocations"));

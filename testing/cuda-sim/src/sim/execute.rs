@@ -1,122 +1,16 @@
 //! Copies and fills: checks when they are queued, and their execution.
 
+use super::copy::{Copy, DeviceRange, HostRange};
+use super::host::{self, HostKind, Sum};
+use super::scheduler::Kind;
+use super::{Sim, to_u64};
 use crate::code::{Answer, Code};
 use crate::faults::WORK;
-use crate::host::{self, HostKind, Sum};
-use crate::ledger::{Direction, Injected};
-use crate::memory::offset_of;
-use crate::scheduler::Kind;
-use crate::sim::{Sim, to_u64};
+use crate::ledger::Injected;
 
 /// Pageable sources up to this size are read when the copy is queued (driver API, "API
 /// synchronization behavior"); the rest makes the call wait.
 const STAGED_BYTES_MAX: usize = 64 << 10;
-
-/// A range of device memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct DeviceRange {
-    pub(crate) address: u64,
-    pub(crate) len_bytes: u64,
-    /// Start of its allocation.
-    start: u64,
-    device: usize,
-}
-
-impl DeviceRange {
-    fn span(&self) -> std::ops::Range<u64> {
-        self.address..self.address + self.len_bytes
-    }
-
-    fn offset(&self) -> u64 {
-        offset_of(self.device, self.address)
-    }
-}
-
-/// A range of host memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct HostRange {
-    start: usize,
-    len: usize,
-    kind: HostKind,
-}
-
-/// A queued copy.
-#[derive(Debug)]
-pub(crate) enum Copy {
-    ToDevice {
-        source: HostRange,
-        target: DeviceRange,
-        /// Checksum of the source when it was queued.
-        sum: u64,
-    },
-    /// A copy whose bytes were read when it was queued.
-    Staged {
-        bytes: Vec<u8>,
-        target: DeviceRange,
-    },
-    ToHost {
-        source: DeviceRange,
-        target: HostRange,
-    },
-    OnDevice {
-        source: DeviceRange,
-        target: DeviceRange,
-    },
-    Fill {
-        target: DeviceRange,
-        value: u8,
-    },
-}
-
-impl Copy {
-    pub(crate) fn direction(&self) -> Direction {
-        match self {
-            Self::ToDevice { .. } | Self::Staged { .. } => Direction::HostToDevice,
-            Self::ToHost { .. } => Direction::DeviceToHost,
-            Self::OnDevice { .. } => Direction::DeviceToDevice,
-            Self::Fill { .. } => Direction::Fill,
-        }
-    }
-
-    pub(crate) fn len_bytes(&self) -> u64 {
-        match self {
-            Self::ToDevice { target, .. }
-            | Self::Staged { target, .. }
-            | Self::OnDevice { target, .. }
-            | Self::Fill { target, .. } => target.len_bytes,
-            Self::ToHost { source, .. } => source.len_bytes,
-        }
-    }
-
-    pub(crate) fn uses_host(&self) -> bool {
-        matches!(self, Self::ToDevice { .. } | Self::ToHost { .. })
-    }
-
-    fn read_range(&self) -> Option<DeviceRange> {
-        match self {
-            Self::ToHost { source, .. } | Self::OnDevice { source, .. } => Some(*source),
-            _ => None,
-        }
-    }
-
-    fn written_range(&self) -> Option<DeviceRange> {
-        match self {
-            Self::ToDevice { target, .. }
-            | Self::Staged { target, .. }
-            | Self::OnDevice { target, .. }
-            | Self::Fill { target, .. } => Some(*target),
-            Self::ToHost { .. } => None,
-        }
-    }
-
-    fn host_kind(&self) -> Option<HostKind> {
-        match self {
-            Self::ToDevice { source, .. } => Some(source.kind),
-            Self::ToHost { target, .. } => Some(target.kind),
-            _ => None,
-        }
-    }
-}
 
 impl Sim {
     fn device_range(&mut self, address: u64, len: usize) -> Answer<DeviceRange> {

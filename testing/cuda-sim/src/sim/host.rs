@@ -1,11 +1,11 @@
 //! Host memory: pinned ranges, and reads and writes that return an error where memory is missing.
 #![allow(unsafe_code, reason = "reads and writes the caller's memory by system calls that return EFAULT")]
 
+use super::memory::DeviceBytes;
+use super::{Sim, to_u64};
 use crate::clock::{Clock, Point};
 use crate::code::{Answer, Code};
-use crate::memory::DeviceBytes;
 use crate::random::mix;
-use crate::sim::{Sim, to_u64};
 
 /// Bytes per step.
 const CHUNK_BYTES: usize = 256 << 10;
