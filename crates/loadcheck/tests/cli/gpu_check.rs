@@ -13,6 +13,14 @@ use serde_json::Value;
 
 use onelayer_testing::cuda_sim::SimRun;
 
+/// Says so if benches are not to be built for this: it takes a minute.
+fn is_left_out() -> bool {
+    if !onelayer_testing::is_thorough() {
+        onelayer_testing::skipped("benches of GPUs are for the thorough check");
+    }
+    !onelayer_testing::is_thorough()
+}
+
 /// A bench as a program, built by the cargo that runs the tests.
 fn bench(name: &str) -> PathBuf {
     let built = Command::new(env!("CARGO"))
@@ -78,6 +86,9 @@ fn assert_tidy(folder: &Path) {
 
 #[test]
 fn limits_are_measured_without_misuse_of_the_driver() {
+    if is_left_out() {
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("some.bytes");
     fs::write(&file, vec![7; 5 << 20]).unwrap();
@@ -98,6 +109,9 @@ fn limits_are_measured_without_misuse_of_the_driver() {
 
 #[test]
 fn limits_without_a_driver_are_an_error_and_not_a_panic() {
+    if is_left_out() {
+        return;
+    }
     let mut command = Command::new(device_limits());
     // Where there is a driver after all, it has no such device.
     command.args(["--quick", "--device", "99"]);
@@ -121,6 +135,9 @@ fn without_a_usable_driver_both_files_say_so() {
 
 #[test]
 fn the_whole_check_passes_on_the_simulated_driver() {
+    if is_left_out() {
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let command = check(folder.path(), &["--scale", "tiny", "--minutes", "4"]);
     // Work that is done at once: this test is about the check, and the programs have tests of their

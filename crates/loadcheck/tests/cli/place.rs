@@ -107,7 +107,7 @@ fn what_is_not_known_is_said() {
     fs::write(place.path().join("model/config.json"), r#"{"model_type": "brand_new"}"#).unwrap();
     let text = stdout(&run(place.path(), &line));
     assert!(
-        text.contains("note: no room is kept for the cache of a context: what `brand_new` keeps"),
+        text.contains("note: no room is kept for the cache of a context: the cache of `brand_new`"),
         "{text}"
     );
     fs::write(place.path().join("model/config.json"), "no configuration").unwrap();
