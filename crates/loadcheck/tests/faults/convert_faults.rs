@@ -274,7 +274,7 @@ fn an_error_of_the_source_is_told_and_the_next_run_goes_on() {
     }
     println!("errors of the source: {} points, {told} told, {} wrong", faults.len(), wrong.len());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(told > 20, "{told} of {}", faults.len());
+    assert!(told > onelayer_testing::at_least(20, 5), "{told} of {}", faults.len());
 }
 
 /// File systems without direct writes or without reserved space, and signals: none is an error, and
