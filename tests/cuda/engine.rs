@@ -19,13 +19,13 @@ use onelayer_testing::{TestTensor, random_bytes, write_file};
 
 #[test]
 fn layers_are_not_freed_under_the_kernels_that_read_them() {
-    runs_clean("scenario_engine", 1..6, |run| run);
-    runs_clean("scenario_engine", 1..2, |run| run.set("POOLS", 0));
+    runs_clean(module_path!(), "scenario_engine", 1..6, |run| run);
+    runs_clean(module_path!(), "scenario_engine", 1..2, |run| run.set("POOLS", 0));
 }
 
 #[test]
 fn uses_context_stream_and_memory_of_the_caller() {
-    runs_clean("scenario_borrowed", 1..4, |run| run);
+    runs_clean(module_path!(), "scenario_borrowed", 1..4, |run| run);
 }
 
 /// Layers of ours and of the caller's in turn, in a window and handed out at once: what is idle of
@@ -33,14 +33,14 @@ fn uses_context_stream_and_memory_of_the_caller() {
 /// dropped.
 #[test]
 fn memory_of_the_caller_is_free_when_its_layer_is_dropped() {
-    runs_clean("scenario_memory_of_the_caller", 1..4, |run| run);
+    runs_clean(module_path!(), "scenario_memory_of_the_caller", 1..4, |run| run);
 }
 
 /// A move that fails leaves one before it in the stream: the load ends only when that is over too.
 #[test]
 fn a_load_that_fails_leaves_memory_of_the_caller_alone() {
     for rule in ["cuMemcpyDtoDAsync_v2:2:999", "cuEventRecord:2:999"] {
-        runs_clean("scenario_failing_into_memory_of_the_caller", 1..3, |run| run.fail(rule));
+        runs_clean(module_path!(), "scenario_failing_into_memory_of_the_caller", 1..3, |run| run.fail(rule));
     }
 }
 

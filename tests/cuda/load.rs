@@ -16,40 +16,40 @@ use onelayer_testing::{TestTensor, random_bytes, write_file};
 
 #[test]
 fn loads_and_unloads_ten_times() {
-    runs_clean("scenario_load_unload", 1..4, |run| run);
-    runs_clean("scenario_load_unload", 1..2, |run| run.set("POOLS", 0));
+    runs_clean(module_path!(), "scenario_load_unload", 1..4, |run| run);
+    runs_clean(module_path!(), "scenario_load_unload", 1..2, |run| run.set("POOLS", 0));
 }
 
 #[test]
 fn streams_within_its_window() {
-    runs_clean("scenario_stream", 1..6, |run| run);
-    runs_clean("scenario_stream", 1..2, |run| run.set("POOLS", 0));
+    runs_clean(module_path!(), "scenario_stream", 1..6, |run| run);
+    runs_clean(module_path!(), "scenario_stream", 1..2, |run| run.set("POOLS", 0));
 }
 
 #[test]
 fn two_devices_and_two_loads_at_once() {
-    runs_clean("scenario_two_devices", 1..4, |run| run.set("DEVICES", 2));
+    runs_clean(module_path!(), "scenario_two_devices", 1..4, |run| run.set("DEVICES", 2));
 }
 
 #[test]
 fn loads_that_are_given_up_leave_nothing() {
-    runs_clean("scenario_cancel", 1..5, |run| run);
+    runs_clean(module_path!(), "scenario_cancel", 1..5, |run| run);
 }
 
 #[test]
 fn narrows_on_the_way() {
-    runs_clean("scenario_narrowing", 1..2, |run| run);
+    runs_clean(module_path!(), "scenario_narrowing", 1..2, |run| run);
 }
 
 #[test]
 fn parts_of_one_rank_land_in_their_places() {
-    runs_clean("scenario_parts", 1..3, |run| run);
+    runs_clean(module_path!(), "scenario_parts", 1..3, |run| run);
 }
 
 /// A thousand loads, each under another schedule.
 #[test]
 fn many_loads_deliver_the_right_bytes() {
-    runs_clean("scenario_many_loads", 1..14, |run| run.set("DELAY_US", 50));
+    runs_clean(module_path!(), "scenario_many_loads", 1..14, |run| run.set("DELAY_US", 50));
 }
 
 #[test]

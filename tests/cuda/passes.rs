@@ -8,13 +8,13 @@ use onelayer_testing::cuda_sim::{MODES, SimReport, SimRun};
 
 #[test]
 fn every_pass_is_right_and_leaves_nothing() {
-    runs_clean("scenario_passes", 1..3, |run| run);
-    runs_clean("scenario_passes", 1..2, |run| run.set("POOLS", 0));
+    runs_clean(module_path!(), "scenario_passes", 1..3, |run| run);
+    runs_clean(module_path!(), "scenario_passes", 1..2, |run| run.set("POOLS", 0));
 }
 
 #[test]
 fn streams_that_are_given_up_in_a_later_pass_leave_nothing() {
-    runs_clean("scenario_given_up", 1..3, |run| run);
+    runs_clean(module_path!(), "scenario_given_up", 1..3, |run| run);
 }
 
 /// What the driver was asked for in so many passes.

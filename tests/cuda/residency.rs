@@ -11,19 +11,19 @@ use onelayer_testing::cuda_sim::SimRun;
 
 #[test]
 fn parts_are_given_back() {
-    runs_clean("scenario_parts", 1..3, |run| run);
-    runs_clean("scenario_parts", 1..2, |run| run.set("POOLS", 0));
+    runs_clean(module_path!(), "scenario_parts", 1..3, |run| run);
+    runs_clean(module_path!(), "scenario_parts", 1..2, |run| run.set("POOLS", 0));
 }
 
 #[test]
 fn a_hundred_cycles_leave_the_device_as_it_was() {
-    runs_clean("scenario_cycles", 1..2, |run| run);
+    runs_clean(module_path!(), "scenario_cycles", 1..2, |run| run);
 }
 
 #[test]
 fn what_is_parked_comes_back_as_it_was() {
-    runs_clean("scenario_parked", 1..3, |run| run);
-    runs_clean("scenario_parked", 1..2, |run| run.set("POOLS", 0));
+    runs_clean(module_path!(), "scenario_parked", 1..3, |run| run);
+    runs_clean(module_path!(), "scenario_parked", 1..2, |run| run.set("POOLS", 0));
 }
 
 /// Each call fails once: the model is whole afterwards, in one place or the other, or gone from the

@@ -20,9 +20,6 @@ const SHARDS: usize = 40;
 /// Streams that run at the same time.
 const STREAMS: u64 = 6;
 
-/// One test at a time: threads are counted.
-static ALONE: Mutex<()> = Mutex::new(());
-
 /// Thirty layers whose tensors lie in shuffled order all over the shards, many without bytes, one
 /// larger than a slot.
 fn scattered(folder: &std::path::Path) -> HashMap<String, blake3::Hash> {
@@ -136,7 +133,9 @@ fn loader_threads() -> Vec<String> {
 
 #[test]
 fn many_loads_at_once_deliver_every_byte_and_end() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if onelayer_testing::in_own_process(module_path!(), "many_loads_at_once_deliver_every_byte_and_end") {
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let hashes = scattered(folder.path());
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
@@ -160,7 +159,12 @@ fn many_loads_at_once_deliver_every_byte_and_end() {
 
 #[test]
 fn a_selection_that_panics_is_the_callers_and_leaves_nothing() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if onelayer_testing::in_own_process(
+        module_path!(),
+        "a_selection_that_panics_is_the_callers_and_leaves_nothing",
+    ) {
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let hashes = scattered(folder.path());
     let checkpoint = Checkpoint::open(folder.path()).unwrap();

@@ -18,13 +18,6 @@ use onelayer_testing::{TestTensor, small_decoder, write_sharded};
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Tests of one process share the list of what is allocated.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-fn alone() -> std::sync::MutexGuard<'static, ()> {
-    ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
 struct Case {
     folder: tempfile::TempDir,
     checkpoint: Checkpoint,
@@ -74,7 +67,9 @@ impl Case {
 
 #[test]
 fn every_layer_of_every_pass_is_right() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "every_layer_of_every_pass_is_right") {
+        return;
+    }
     let case = case(5, 60_000);
     let count = case.layers();
     for io in [IoMode::Buffered, IoMode::Direct, IoMode::Mmap, IoMode::Uring, IoMode::Auto] {
@@ -104,7 +99,9 @@ fn every_layer_of_every_pass_is_right() {
 
 #[test]
 fn what_is_cast_or_hashed_is_right_in_every_pass() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "what_is_cast_or_hashed_is_right_in_every_pass") {
+        return;
+    }
     let wide = |name: &str, seed| {
         let bytes = (0..40_000_u16).flat_map(|n| (f32::from(n % 997 + seed) * 0.25).to_le_bytes());
         TestTensor { name: name.to_owned(), dtype: "F32", shape: vec![40_000], bytes: bytes.collect() }
@@ -136,7 +133,9 @@ fn what_is_cast_or_hashed_is_right_in_every_pass() {
 /// While the engine has the last layers of a pass, the first one of the next is read.
 #[test]
 fn reading_ahead_goes_on_with_the_next_pass() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "reading_ahead_goes_on_with_the_next_pass") {
+        return;
+    }
     let case = case(4, 300_000);
     let count = case.layers();
     let loader = builder().window(Window::Layers(2)).prefetch(2).passes(Passes::Endless).build().unwrap();
@@ -164,7 +163,9 @@ fn reading_ahead_goes_on_with_the_next_pass() {
 
 #[test]
 fn kept_layers_are_read_once_and_stay_where_they_are() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "kept_layers_are_read_once_and_stay_where_they_are") {
+        return;
+    }
     let case = case(4, 60_000);
     let kept = ["model.embed_tokens", "lm_head"];
     let keep = Keep::Layers(kept.iter().map(|name| LayerId::new(name)).collect());
@@ -197,7 +198,9 @@ fn kept_layers_are_read_once_and_stay_where_they_are() {
 
 #[test]
 fn everything_may_be_kept() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "everything_may_be_kept") {
+        return;
+    }
     let case = case(3, 20_000);
     let all: Vec<_> = builder()
         .build()
@@ -223,7 +226,9 @@ fn everything_may_be_kept() {
 /// pass to the last.
 #[test]
 fn no_arena_is_made_after_the_first_pass() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "no_arena_is_made_after_the_first_pass") {
+        return;
+    }
     let case = case(5, 200_000);
     let count = case.layers();
     for window in [Window::Layers(2), Window::Bytes(4 << 20)] {
@@ -264,7 +269,12 @@ fn no_arena_is_made_after_the_first_pass() {
 /// The list names every layer that lies in the window.
 #[test]
 fn the_list_of_what_is_allocated_names_the_layers_of_the_window() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(
+        module_path!(),
+        "the_list_of_what_is_allocated_names_the_layers_of_the_window",
+    ) {
+        return;
+    }
     let case = case(4, 20_000);
     let loader = builder().window(Window::Layers(3)).passes(Passes::Endless).build().unwrap();
     let mut stream = loader.stream(&case.checkpoint).unwrap();
@@ -284,7 +294,9 @@ fn the_list_of_what_is_allocated_names_the_layers_of_the_window() {
 /// always can be.
 #[test]
 fn a_window_of_bytes_holds_as_many_layers_as_fit() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "a_window_of_bytes_holds_as_many_layers_as_fit") {
+        return;
+    }
     const UNIT: usize = 256 << 10;
     let sizes = [1, 2, 4, 8, 1, 1, 1, 2, 8, 1];
     let tensors: Vec<_> = (0..)
@@ -332,7 +344,9 @@ fn a_window_of_bytes_holds_as_many_layers_as_fit() {
 /// An engine that holds more than leaves room for the next layer is told so, with what it holds.
 #[test]
 fn an_engine_that_holds_the_window_is_told() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "an_engine_that_holds_the_window_is_told") {
+        return;
+    }
     let case = case(4, 20_000);
     let short =
         |window| builder().window(window).passes(Passes::Endless).stall_timeout(Duration::from_millis(300));
@@ -353,7 +367,10 @@ fn an_engine_that_holds_the_window_is_told() {
 
 #[test]
 fn layers_come_in_the_order_that_the_engine_calls_them() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "layers_come_in_the_order_that_the_engine_calls_them")
+    {
+        return;
+    }
     let case = case(3, 20_000);
     let plan = builder().build().unwrap().plan(&case.checkpoint).unwrap();
     let mut order: Vec<LayerId> = plan.layers().iter().map(|layer| layer.id.clone()).collect();
@@ -390,7 +407,10 @@ fn layers_come_in_the_order_that_the_engine_calls_them() {
 
 #[test]
 fn a_file_that_changes_in_the_second_pass_is_an_error() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "a_file_that_changes_in_the_second_pass_is_an_error")
+    {
+        return;
+    }
     for io in [IoMode::Buffered, IoMode::Direct, IoMode::Mmap] {
         let case = case(4, 100_000);
         let loader =
@@ -416,7 +436,12 @@ fn a_file_that_changes_in_the_second_pass_is_an_error() {
 
 #[test]
 fn a_stream_that_is_dropped_in_the_middle_gives_everything_back() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(
+        module_path!(),
+        "a_stream_that_is_dropped_in_the_middle_gives_everything_back",
+    ) {
+        return;
+    }
     let case = case(4, 100_000);
     for taken in [0, 1, case.layers() - 1, case.layers(), 2 * case.layers() + 2] {
         let loader = builder().window(Window::Layers(2)).keep(Keep::OutsideStacks).passes(Passes::Endless);
@@ -438,7 +463,9 @@ fn a_stream_that_is_dropped_in_the_middle_gives_everything_back() {
 
 #[test]
 fn an_endless_stream_is_cancelled() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "an_endless_stream_is_cancelled") {
+        return;
+    }
     let case = case(3, 100_000);
     let mut stream = builder().passes(Passes::Endless).build().unwrap().stream(&case.checkpoint).unwrap();
     for _ in 0..4 * case.layers() {
@@ -466,7 +493,9 @@ struct Told {
 /// waits.
 #[test]
 fn hooks_are_told_of_every_layer_and_every_pass() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "hooks_are_told_of_every_layer_and_every_pass") {
+        return;
+    }
     let case = case(4, 100_000);
     let (layers, passes) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::new())));
     let loader = builder()
@@ -535,7 +564,9 @@ fn hooks_are_told_of_every_layer_and_every_pass() {
 
 #[test]
 fn a_slow_engine_binds_and_a_fast_one_does_not() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "a_slow_engine_binds_and_a_fast_one_does_not") {
+        return;
+    }
     let case = case(4, 100_000);
     let run = |work: Duration, reads: IoMode| {
         let loader = builder().io(reads).window(Window::Layers(2)).passes(Passes::Times(3)).build().unwrap();
@@ -558,7 +589,9 @@ fn a_slow_engine_binds_and_a_fast_one_does_not() {
 
 #[test]
 fn a_hook_that_panics_ends_the_load() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "a_hook_that_panics_ends_the_load") {
+        return;
+    }
     let case = case(3, 20_000);
     let told = Arc::new(AtomicU64::new(0));
     let loader = builder().passes(Passes::Endless).on_pass({
@@ -576,7 +609,9 @@ fn a_hook_that_panics_ends_the_load() {
 /// shared.
 #[test]
 fn one_pass_has_no_window_of_its_own() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "one_pass_has_no_window_of_its_own") {
+        return;
+    }
     let case = case(3, 20_000);
     let plan = |change: fn(LoaderBuilder) -> LoaderBuilder| {
         change(builder().window(Window::All).read_order(ReadOrder::Files))

@@ -12,12 +12,17 @@ use onelayer::{Checkpoint, Loader, LoaderBuilder, Target};
 use onelayer_testing::cuda_sim::{MODES, SimRun};
 use onelayer_testing::{TestTensor, small_decoder, write_sharded};
 
-/// Runs a scenario under every mode of the driver and some seeds. Clean means: no misuse, nothing
-/// left behind.
-pub fn runs_clean(scenario: &str, seeds: std::ops::Range<u64>, change: impl Fn(SimRun) -> SimRun) {
+/// Runs a scenario of a module under every mode of the driver and some seeds. Clean means: no
+/// misuse, nothing left behind.
+pub fn runs_clean(
+    module: &str,
+    scenario: &str,
+    seeds: std::ops::Range<u64>,
+    change: impl Fn(SimRun) -> SimRun,
+) {
     for mode in MODES {
         for seed in seeds.clone() {
-            let run = SimRun::again(module_path!(), scenario).set("MODE", mode).set("SEED", seed);
+            let run = SimRun::again(module, scenario).set("MODE", mode).set("SEED", seed);
             let outcome = change(run).run();
             outcome.assert_success();
             outcome.report().assert_clean();

@@ -21,6 +21,25 @@ pub fn again(module: &str, test: &str) -> Command {
     command
 }
 
+/// For a test that looks at its whole process (threads, descriptors, memory), in a program whose
+/// tests run side by side: runs the test again in a process of its own, and returns true. There it
+/// returns false, and the test goes on.
+///
+/// # Panics
+/// If the test fails there.
+#[must_use]
+pub fn in_own_process(module: &str, test: &str) -> bool {
+    const IS_ALONE: &str = "ONELAYER_TEST_ALONE";
+    if std::env::var_os(IS_ALONE).is_some() {
+        return false;
+    }
+    let output = again(module, test).env(IS_ALONE, "1").output().unwrap();
+    crate::skipped_by_child(&output.stderr);
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}{stderr}");
+    true
+}
+
 /// What the test `measured_child` of a module prints behind `measured `. It runs in a process of
 /// its own, which finds `setting` in the variable.
 ///

@@ -27,12 +27,6 @@ use onelayer_probe::{
 use onelayer_system::units::{KIB, MIB};
 use onelayer_testing::skipped;
 
-static ALONE: Mutex<()> = Mutex::new(());
-
-fn alone() -> MutexGuard<'static, ()> {
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Anonymous memory of `mib` MiB, every page written; given back to the system when dropped.
 fn touched(mib: usize) -> MmapMut {
     let mut memory = MmapMut::map_anon(mib << 20).unwrap();
@@ -55,7 +49,12 @@ fn growth(summary: &Summary, peak: Measured<u64>, pick: fn(&ProcessMemory) -> Me
 
 #[test]
 fn memory_that_was_freed_before_the_end_is_in_the_peak_with_its_place() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(
+        module_path!(),
+        "memory_that_was_freed_before_the_end_is_in_the_peak_with_its_place",
+    ) {
+        return;
+    }
     let sampler = Sampler::start(&SamplerOptions::default()).unwrap();
     let marker = sampler.marker();
     marker.enter_layer("model.layers.2");
@@ -97,7 +96,12 @@ fn memory_that_was_freed_before_the_end_is_in_the_peak_with_its_place() {
 
 #[test]
 fn a_spike_between_two_samples_is_seen_by_the_mark_and_named_by_the_next_layer() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(
+        module_path!(),
+        "a_spike_between_two_samples_is_seen_by_the_mark_and_named_by_the_next_layer",
+    ) {
+        return;
+    }
     let options = SamplerOptions { interval: Duration::from_secs(60), ..SamplerOptions::default() };
     let sampler = Sampler::start(&options).unwrap();
     let marker = sampler.marker();
@@ -115,7 +119,9 @@ fn a_spike_between_two_samples_is_seen_by_the_mark_and_named_by_the_next_layer()
 
 #[test]
 fn a_peak_from_before_the_run_is_not_charged_to_it() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "a_peak_from_before_the_run_is_not_charged_to_it") {
+        return;
+    }
     drop(touched(96));
     let unreset = SamplerOptions { reset_peak: false, ..SamplerOptions::default() };
     let summary = Sampler::start(&unreset).unwrap().finish().unwrap();
@@ -128,7 +134,9 @@ fn a_peak_from_before_the_run_is_not_charged_to_it() {
 
 #[test]
 fn mapped_file_pages_are_file_and_rss_but_not_host() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "mapped_file_pages_are_file_and_rss_but_not_host") {
+        return;
+    }
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().write_all(&vec![7; 32 << 20]).unwrap();
     let sampler = Sampler::start(&SamplerOptions::default()).unwrap();
@@ -148,7 +156,9 @@ fn mapped_file_pages_are_file_and_rss_but_not_host() {
 
 #[test]
 fn locked_file_pages_are_host() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "locked_file_pages_are_host") {
+        return;
+    }
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().write_all(&vec![7; 4 << 20]).unwrap();
     let before = Procfs::default().myself().memory();
@@ -165,7 +175,12 @@ fn locked_file_pages_are_host() {
 
 #[test]
 fn status_and_rollup_agree_up_to_the_lag_of_the_counters() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(
+        module_path!(),
+        "status_and_rollup_agree_up_to_the_lag_of_the_counters",
+    ) {
+        return;
+    }
     let memory = touched(32);
     let myself = Procfs::default().myself();
     let (status, exact) = (myself.memory(), myself.exact_memory());
@@ -186,7 +201,9 @@ fn status_and_rollup_agree_up_to_the_lag_of_the_counters() {
 #[test]
 #[allow(clippy::zombie_processes, reason = "it is waited for by wait4, which clippy does not know")]
 fn a_child_does_not_inherit_the_peak_of_a_fat_parent() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "a_child_does_not_inherit_the_peak_of_a_fat_parent") {
+        return;
+    }
     let fat = touched(300);
     let mut child = Command::new("cat").arg("/proc/self/status").stdout(Stdio::piped()).spawn().unwrap();
     let mut status = Vec::new();
@@ -207,7 +224,9 @@ fn a_child_does_not_inherit_the_peak_of_a_fat_parent() {
 
 #[test]
 fn an_unreadable_proc_is_unavailable_and_never_zero() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "an_unreadable_proc_is_unavailable_and_never_zero") {
+        return;
+    }
     let options = SamplerOptions { procfs: Procfs::at("/nonexistent/proc"), ..SamplerOptions::default() };
     let sampler = Sampler::start(&options).unwrap();
     sampler.marker().enter_layer("model.layers.0");
@@ -228,7 +247,9 @@ fn an_unreadable_proc_is_unavailable_and_never_zero() {
 
 #[test]
 fn watching_costs_little_memory_and_little_time() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "watching_costs_little_memory_and_little_time") {
+        return;
+    }
     let names: Vec<String> = (0..1000).map(|index| format!("model.layers.{index}.weight")).collect();
     let before = known(Procfs::default().myself().exact_memory().anon_bytes);
     let options = SamplerOptions { interval: Duration::from_millis(1), ..SamplerOptions::default() };
@@ -266,7 +287,9 @@ fn intervals_out_of_bounds_are_refused() {
 
 #[test]
 fn a_dropped_sampler_ends_its_thread() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "a_dropped_sampler_ends_its_thread") {
+        return;
+    }
     let count = || {
         let named = |task: std::io::Result<std::fs::DirEntry>| {
             let mut name = String::new();

@@ -21,12 +21,7 @@ use onelayer_probe::{
 use onelayer_system::units::MIB;
 use onelayer_testing::skipped;
 
-static ALONE: Mutex<()> = Mutex::new(());
 const ROLE: &str = "PROBE_TREE_ROLE";
-
-fn alone() -> MutexGuard<'static, ()> {
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn known<T>(measured: Measured<T>) -> T {
     match measured {
@@ -114,7 +109,9 @@ fn measure(role: &str, options: &TreeOptions) -> TreeSummary {
 
 #[test]
 fn one_process_has_the_kernels_own_peak() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "one_process_has_the_kernels_own_peak") {
+        return;
+    }
     let summary = measure("hold 40 300", &TreeOptions::default());
     assert_eq!(
         (summary.host_method, summary.rss_method),
@@ -130,7 +127,9 @@ fn one_process_has_the_kernels_own_peak() {
 
 #[test]
 fn children_are_found_and_summed() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "children_are_found_and_summed") {
+        return;
+    }
     let summary = measure("family 32 300", &TreeOptions::default());
     assert_eq!((summary.process_count, summary.process_count_peak, summary.ended_count), (3, 3, 3));
     assert!((64 * MIB..80 * MIB).contains(&bytes(summary.host)), "{:?}", summary.host);
@@ -146,7 +145,9 @@ fn children_are_found_and_summed() {
 
 #[test]
 fn pages_that_two_children_share_count_once() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "pages_that_two_children_share_count_once") {
+        return;
+    }
     let Ok(file) = tempfile::NamedTempFile::new_in("/dev/shm") else {
         skipped("no /dev/shm here");
         return;
@@ -164,7 +165,9 @@ fn pages_that_two_children_share_count_once() {
 
 #[test]
 fn an_orphan_is_adopted_watched_and_reaped() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "an_orphan_is_adopted_watched_and_reaped") {
+        return;
+    }
     let options = TreeOptions { adopt_orphans: true, ..TreeOptions::default() };
     let mut bystander = Command::new("sleep").arg("60").spawn().unwrap();
     let summary = measure("orphan 48 400", &options);
@@ -185,7 +188,9 @@ fn an_orphan_is_adopted_watched_and_reaped() {
 
 #[test]
 fn a_group_holds_on_to_orphans_without_adoption() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "a_group_holds_on_to_orphans_without_adoption") {
+        return;
+    }
     let Ok(group) = ChildGroup::create(None) else {
         skipped("no control group can be created here");
         return;
@@ -209,7 +214,9 @@ fn a_group_holds_on_to_orphans_without_adoption() {
 
 #[test]
 fn a_process_that_has_ended_cannot_be_watched() {
-    let _alone = alone();
+    if onelayer_testing::in_own_process(module_path!(), "a_process_that_has_ended_cannot_be_watched") {
+        return;
+    }
     let mut child = Command::new("true").spawn().unwrap();
     child.wait().unwrap();
     let refused = TreeSampler::start(child.id(), &TreeOptions::default()).unwrap_err();
