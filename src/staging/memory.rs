@@ -166,6 +166,7 @@ impl AnonymousMemory {
         let len = to_usize(self.len_bytes - from);
         if cfg!(miri) {
             // Miri supports no madvise: its effect on the contents is written by hand.
+            // SAFETY: a range of this mapping (checked above), unreferenced (the caller's promise).
             unsafe { start.as_ptr().write_bytes(0, len) };
             return Ok(());
         }

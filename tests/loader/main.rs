@@ -1,5 +1,6 @@
 //! The library as its users call it: checkpoints, layers, plans, loads.
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
+#![allow(clippy::duplicate_mod, reason = "the fuzz targets, which are a library elsewhere, bring their own")]
 
 mod checkpoint_hostile;
 mod checkpoint_legal;

@@ -11,7 +11,6 @@
 #![allow(unsafe_code, reason = "maps a file that the test owns")]
 
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use memmap2::MmapMut;
