@@ -72,8 +72,9 @@ fn without_memory_that_may_be_locked_it_loads() {
     }
 }
 
-/// Too little is told, by whichever process notices; enough is enough. Where the program cannot even
-/// say its version in a MiB less, the system's loader and the runtime end it before it can tell.
+/// Too little is told, by whichever process notices; enough is enough. Where the program cannot
+/// even say its version in a MiB less, the system's loader and the runtime end it before it can
+/// tell.
 #[test]
 fn too_little_address_space_is_told() {
     let world = World::new();
