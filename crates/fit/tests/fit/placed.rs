@@ -377,9 +377,7 @@ mod on_gpus {
 
     fn runs_clean(scenario: &str, change: impl Fn(SimRun) -> SimRun) {
         for (mode, seed) in MODES.into_iter().flat_map(|mode| (1..3).map(move |seed| (mode, seed))) {
-            let run = SimRun::again(module_path!(), &format!("on_gpus::{scenario}"))
-                .set("MODE", mode)
-                .set("SEED", seed);
+            let run = SimRun::again(module_path!(), scenario).set("MODE", mode).set("SEED", seed);
             let outcome = change(run).run();
             outcome.assert_success();
             outcome.report().assert_clean();
@@ -407,7 +405,7 @@ mod on_gpus {
     /// The second device refuses a copy: what the first has got is given back.
     #[test]
     fn a_load_that_fails_on_the_way_leaves_nothing() {
-        let run = SimRun::again(module_path!(), "on_gpus::scenario_fails").set("DEVICES", 2);
+        let run = SimRun::again(module_path!(), "scenario_fails").set("DEVICES", 2);
         let outcome = run.run();
         outcome.assert_success();
         outcome.report().assert_clean();
