@@ -177,9 +177,9 @@ pub(crate) struct Group<'a> {
 pub struct PlannedLayer {
     /// The layer's name.
     pub id: LayerId,
-    /// Its reads, as indices for [`LoadPlan::read`].
+    /// Its reads, as indices for [`LoadPlan::read`](crate::plan::LoadPlan::read).
     pub reads: Range<u32>,
-    /// Its tensors, as indices for [`LoadPlan::placements`].
+    /// Its tensors, as indices for [`LoadPlan::placements`](crate::plan::LoadPlan::placements).
     pub placements: Range<u32>,
     /// Its moves.
     pub(super) moves: Range<u32>,

@@ -150,7 +150,7 @@ static void targets(const char *path) {
   EXPECT(OL_EINVAL, ol_read_into(checkpoint, info.name, NULL, (size_t)info.len_bytes), "target is null");
   EXPECT(OL_EINVAL, ol_read_part(checkpoint, info.name, info.len_bytes, small, 1), info.name);
   EXPECT(OL_EINVAL, ol_read_part(checkpoint, info.name, UINT64_MAX, small, 1), info.name);
-  EXPECT(OL_EINVAL, ol_read_part(checkpoint, info.name, 0, small, (size_t)-1), "more than any memory");
+  EXPECT(OL_EINVAL, ol_read_part(checkpoint, info.name, 0, small, (size_t)-1), "more than any address space");
   EXPECT(OL_EINVAL, ol_read_slice(checkpoint, info.name, indices, 1, small, 1), info.name);
   EXPECT(OL_EINVAL, ol_read_slice(checkpoint, info.name, NULL, 1, small, 1), "indices is null");
   EXPECT(OL_EINVAL, ol_read_slice(checkpoint, info.name, indices, (size_t)-1, small, 1), "dimensions");
