@@ -11,7 +11,8 @@ use syn::{Item, UseTree};
 
 use crate::tree::{Module, Root};
 
-type Path = Vec<String>;
+/// The words of a path.
+pub(crate) type Path = Vec<String>;
 
 /// The files that each file uses, by module path.
 #[must_use]
@@ -78,7 +79,7 @@ fn exports_of(root: &Root, name: &Path, module: &Module) -> BTreeMap<String, Pat
 }
 
 /// Names and paths of a `use`.
-fn leaves(tree: &UseTree) -> Vec<(String, Path)> {
+pub(crate) fn leaves(tree: &UseTree) -> Vec<(String, Path)> {
     fn walk(tree: &UseTree, before: &Path, found: &mut Vec<(String, Path)>) {
         let with = |word: String| before.iter().cloned().chain([word]).collect::<Path>();
         match tree {
@@ -100,7 +101,7 @@ fn leaves(tree: &UseTree) -> Vec<(String, Path)> {
 }
 
 /// The whole path from the root of what a module calls so.
-fn absolute(root: &Root, module: &Path, path: &[String], is_use: bool) -> Option<Path> {
+pub(crate) fn absolute(root: &Root, module: &Path, path: &[String], is_use: bool) -> Option<Path> {
     let (mut at, mut rest) = (module.clone(), path);
     match rest.first()?.as_str() {
         "crate" => (at, rest) = (Path::new(), &rest[1..]),

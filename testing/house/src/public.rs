@@ -8,9 +8,8 @@ use std::collections::BTreeSet;
 use quote::ToTokens;
 use syn::{Fields, ImplItem, Item, Type, UseTree, Visibility};
 
+use crate::imports::{Path, absolute, leaves};
 use crate::tree::{Root, attributes};
-
-type Path = Vec<String>;
 
 /// A line for each public item, field, variant and method, sorted.
 #[must_use]
@@ -44,55 +43,32 @@ impl Listing<'_> {
                     let path = name.iter().cloned().chain([word]).collect();
                     self.module(&path, &shown);
                 }
-                Item::Use(item) if is_public(&item.vis) => {
-                    self.exported(name, &item.tree, &Path::new(), shown)
-                }
+                Item::Use(item) if is_public(&item.vis) => self.exported(name, &item.tree, shown),
                 item => self.item(item, shown, None),
             }
         }
     }
 
     /// What `pub use` hands on: an item of this library is listed where it is handed on to.
-    fn exported(&mut self, module: &Path, tree: &UseTree, before: &Path, shown: &str) {
-        let with = |word: String| before.iter().cloned().chain([word]).collect::<Path>();
-        match tree {
-            UseTree::Path(path) => self.exported(module, &path.tree, &with(path.ident.to_string()), shown),
-            UseTree::Group(group) => {
-                group.items.iter().for_each(|tree| self.exported(module, tree, before, shown))
-            }
-            UseTree::Name(name) => {
-                self.follow(module, &with(name.ident.to_string()), &name.ident.to_string(), shown)
-            }
-            UseTree::Rename(name) => {
-                self.follow(module, &with(name.ident.to_string()), &name.rename.to_string(), shown)
-            }
-            _ => {
-                self.lines.insert(format!("use {}::*", before.join("::")));
+    fn exported(&mut self, module: &Path, tree: &UseTree, shown: &str) {
+        for (name, path) in leaves(tree) {
+            if name == "*" {
+                self.lines.insert(format!("use {}::*", path.join("::")));
+            } else {
+                self.follow(module, &path, &name, shown);
             }
         }
     }
 
-    fn follow(&mut self, module: &Path, path: &[String], name: &str, shown: &str) {
-        let mut at = module.clone();
-        let mut rest = path;
-        match rest[0].as_str() {
-            "self" => rest = &rest[1..],
-            "crate" => (at, rest) = (Path::new(), &rest[1..]),
-            "super" => {
-                at.pop();
-                rest = &rest[1..];
-            }
-            _ => {}
-        }
-        while rest.len() > 1 {
-            at.push(rest[0].clone());
-            rest = &rest[1..];
-        }
-        let Some(found) = self.root.modules.get(&at) else {
+    fn follow(&mut self, module: &Path, path: &Path, name: &str, shown: &str) {
+        let whole = absolute(self.root, module, path, true).unwrap_or_default();
+        let found =
+            whole.split_last().and_then(|(wanted, at)| Some((wanted, at, self.root.modules.get(at)?)));
+        let Some((wanted, at, found)) = found else {
             self.lines.insert(format!("use {} as {}", path.join("::"), join(shown, name)));
             return;
         };
-        let wanted = &rest[0];
+        let at = at.to_vec();
         if !self.seen.insert((at.clone(), format!("{shown}::{name}"))) {
             return;
         }
@@ -192,22 +168,6 @@ impl Listing<'_> {
             }
         }
     }
-}
-
-fn leaves(tree: &UseTree) -> Vec<(String, Path)> {
-    fn walk(tree: &UseTree, before: &Path, found: &mut Vec<(String, Path)>) {
-        let with = |word: String| before.iter().cloned().chain([word]).collect::<Path>();
-        match tree {
-            UseTree::Path(path) => walk(&path.tree, &with(path.ident.to_string()), found),
-            UseTree::Name(name) => found.push((name.ident.to_string(), with(name.ident.to_string()))),
-            UseTree::Rename(name) => found.push((name.rename.to_string(), with(name.ident.to_string()))),
-            UseTree::Group(group) => group.items.iter().for_each(|tree| walk(tree, before, found)),
-            _ => {}
-        }
-    }
-    let mut found = Vec::new();
-    walk(tree, &Path::new(), &mut found);
-    found
 }
 
 fn is_public(visibility: &Visibility) -> bool {
