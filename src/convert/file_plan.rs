@@ -10,10 +10,8 @@ use std::io::{self, Read as _};
 use std::path::Path;
 use std::sync::Arc;
 
-use rayon::prelude::*;
-
 use super::duplicates;
-use super::hash::{HashPool, Hashes, hex, start_pool};
+use super::hash::{Hashes, hex};
 use super::header::{HEADER_BYTES_MAX, Header};
 use super::layout::{self, Component, FileLayout, Rules, TargetFile};
 use super::manifest::{ManifestSource, SourceFile};
@@ -23,6 +21,7 @@ use super::target_directory::TargetDirectory;
 use super::{Casting, Conversion, ConvertError, Part};
 use crate::checkpoint::{Checkpoint, DType, Shard, TensorId};
 use crate::layers::Layers;
+use crate::load::hash_each;
 use crate::plan::{
     Cast, Group, Landing, LoadOptions, LoadPlan, MemoryTerm, PlanError, PlanLimits, Quantisation,
     QuantiseRule, ResidentKind, TermKind, Transform, Window, grouping_peak_bytes, is_plain,
@@ -70,8 +69,6 @@ pub(super) struct FilePlan {
     pub(super) source: ManifestSource,
     pub(super) fingerprint: String,
     pub(super) notes: Vec<String>,
-    /// Threads that hash, for the whole conversion.
-    pub(super) pool: HashPool,
 }
 
 impl FilePlan {
@@ -118,8 +115,7 @@ impl FilePlan {
             checkpoint.tensors().map(|tensor| tensor.id).filter(|id| !selected[id.index()]).collect();
         let components = layout.components.iter();
         let metadata = components.map(|component| metadata(&checkpoint, component, &mut notes)).collect();
-        let pool = start_pool()?;
-        let source = identity(&checkpoint, path, &pool)?;
+        let source = identity(&checkpoint, path)?;
         let mut plan = Self {
             checkpoint,
             layers,
@@ -133,7 +129,6 @@ impl FilePlan {
             source,
             fingerprint: String::new(),
             notes,
-            pool,
         };
         plan.measure(settings)?;
         plan.fingerprint = plan.fingerprint(settings);
@@ -432,7 +427,7 @@ fn metadata(
 }
 
 /// The identity of the source: lengths, times and headers of its files.
-fn identity(checkpoint: &Checkpoint, path: &Path, pool: &HashPool) -> Result<ManifestSource, ConvertError> {
+fn identity(checkpoint: &Checkpoint, path: &Path) -> Result<ManifestSource, ConvertError> {
     let root = directory_of(path);
     let name_of = |shard: &Shard| {
         let below = root.as_ref().and_then(|root| shard.path.strip_prefix(root).ok());
@@ -440,7 +435,7 @@ fn identity(checkpoint: &Checkpoint, path: &Path, pool: &HashPool) -> Result<Man
         name.to_string_lossy().into_owned()
     };
     let shards = checkpoint.shards();
-    let hashes: Vec<io::Result<String>> = pool.install(|| shards.par_iter().map(hash_header).collect());
+    let hashes: Vec<io::Result<String>> = hash_each(shards, hash_header);
     let mut files = Vec::with_capacity(shards.len());
     for (shard, hash) in shards.iter().zip(hashes) {
         let header_blake3 = hash.map_err(|source| ConvertError::Read {

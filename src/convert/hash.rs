@@ -1,36 +1,16 @@
 //! Hashes of files and tensors: BLAKE3, and SHA-256 too where it is asked for.
 //!
-//! Large pieces are hashed on a pool with at most one thread for each core, and at most
-//! [`THREADS_MAX`]. The pool holds no bytes: callers wait until a piece is hashed.
+//! Large pieces are hashed by the loader's threads for hashes. They hold no bytes: callers wait
+//! until a piece is hashed.
 
 use std::io::{self, Write};
-use std::sync::Arc;
 
 use blake3::Hasher;
 use sha2::{Digest as _, Sha256};
 
-use crate::load::{LoadError, PARALLEL_BYTES_MIN, update_hash};
+use crate::load::{PARALLEL_BYTES_MIN, hash_both, update_hash};
 use crate::plan::Placement;
 use crate::units::{to_u64, to_usize};
-
-/// Threads that hash, at most: a slot of 4 MiB has no more pieces that are worth a thread.
-const THREADS_MAX: usize = 16;
-
-/// Threads that hash. rayon's global pool is left to the caller's program.
-pub(super) type HashPool = Arc<rayon::ThreadPool>;
-
-/// Starts the threads.
-///
-/// # Errors
-/// [`LoadError::Thread`].
-pub(super) fn start_pool() -> Result<HashPool, LoadError> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(cores.min(THREADS_MAX))
-        .thread_name(|_| "onelayer-hash".to_owned())
-        .build();
-    pool.map(Arc::new).map_err(|error| LoadError::Thread { source: io::Error::other(error) })
-}
 
 /// The hashes of one file or tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,8 +34,7 @@ impl Digest {
         Self { blake3: Hasher::new(), sha256: with_sha256.then(Sha256::new) }
     }
 
-    /// Adds the next bytes. Large pieces are hashed by the threads of the pool that this is called
-    /// on.
+    /// Adds the next bytes.
     pub(super) fn update(&mut self, piece: &[u8]) {
         update_hash(&mut self.blake3, piece);
         if let Some(sha256) = &mut self.sha256 {
@@ -74,7 +53,6 @@ impl Digest {
 /// Hashes a file of tensors and each tensor in it, from bytes that come in file order.
 #[derive(Debug)]
 pub(super) struct FileDigest {
-    pool: HashPool,
     file: Digest,
     tensor: Digest,
     /// Tensors that are complete.
@@ -85,9 +63,9 @@ pub(super) struct FileDigest {
 
 impl FileDigest {
     /// Of no bytes.
-    pub(super) fn new(pool: HashPool, with_sha256: bool) -> Self {
+    pub(super) fn new(with_sha256: bool) -> Self {
         let digest = Digest::new(with_sha256);
-        Self { pool, file: digest.clone(), tensor: digest, complete: 0, tensor_bytes: 0 }
+        Self { file: digest.clone(), tensor: digest, complete: 0, tensor_bytes: 0 }
     }
 
     /// Adds bytes that belong to no tensor: those of the header.
@@ -103,13 +81,13 @@ impl FileDigest {
         tensors: &[Placement],
         on_tensor: &mut (dyn FnMut(&Placement, Hashes) + Send),
     ) {
-        let Self { pool, file, tensor, complete, tensor_bytes } = self;
+        let Self { file, tensor, complete, tensor_bytes } = self;
         let mut each = TensorDigest { digest: tensor, complete, bytes: tensor_bytes };
         if bytes.len() < PARALLEL_BYTES_MIN {
             file.update(bytes);
             each.update(bytes, tensors, on_tensor);
         } else {
-            pool.join(|| file.update(bytes), || each.update(bytes, tensors, on_tensor));
+            hash_both(|| file.update(bytes), || each.update(bytes, tensors, on_tensor));
         }
     }
 

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
 use super::ConvertError;
-use super::hash::{Digest, FileDigest, HashPool, Hashes, start_pool};
+use super::hash::{Digest, FileDigest, Hashes};
 use crate::checkpoint::{Checkpoint, Shard, ShardId, TensorId};
 use crate::device::{NoneBackend, Target};
 use crate::layers::LayerId;
@@ -88,7 +88,6 @@ impl HashPass<'_> {
             checkpoint: checkpoint.clone(),
             headers,
             plan: Arc::clone(&plan),
-            pool: start_pool()?,
             with_sha256,
             results,
             next_group: 0,
@@ -280,7 +279,6 @@ struct FilesHasher {
     checkpoint: Checkpoint,
     headers: Box<dyn Source>,
     plan: Arc<LoadPlan>,
-    pool: HashPool,
     with_sha256: bool,
     results: Sender<PassEvent>,
     /// The group of the next file.
@@ -321,7 +319,7 @@ impl FilesHasher {
         let group = self.next_group;
         self.next_group += 1;
         let header_bytes = self.checkpoint.shard(shard).data.start();
-        let mut digest = FileDigest::new(Arc::clone(&self.pool), self.with_sha256);
+        let mut digest = FileDigest::new(self.with_sha256);
         read_header(&*self.headers, shard, header_bytes, |piece| digest.update_header(piece))?;
         Ok(OpenFile { shard, group, digest })
     }

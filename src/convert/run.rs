@@ -215,13 +215,13 @@ impl Run<'_> {
         let path = self.target.path_of(name);
         let stat_failed = |source| ConvertError::Read { path: path.clone(), operation: "stat", source };
         let was = FileIdentity::of(file).map_err(stat_failed)?;
-        let (pool, cancel) = (&self.prepared.files.pool, &self.prepared.cancel);
+        let cancel = &self.prepared.cancel;
         let mut digest = Digest::new(false);
         let read = read_open_file(file, was, |piece| {
             if cancel.is_cancelled() {
                 return Err(LoadError::Cancelled);
             }
-            pool.install(|| digest.update(piece));
+            digest.update(piece);
             Ok(())
         });
         match read {
@@ -247,9 +247,9 @@ impl Run<'_> {
             }
         };
         let files = prepared.files.file_set(&plan, todo, self.target);
-        let (settings, pool) = (&prepared.settings, Arc::clone(&prepared.files.pool));
+        let settings = &prepared.settings;
         let (backend, end) =
-            FileBackend::start(files, prepared.files.buffers, pool, settings.kernel_copy, settings.sha256)?;
+            FileBackend::start(files, prepared.files.buffers, settings.kernel_copy, settings.sha256)?;
         let setup = LoadSetup {
             checkpoint: prepared.files.checkpoint.clone(),
             plan: Arc::clone(&plan),

@@ -14,6 +14,8 @@ use std::sync::OnceLock;
 use std::thread;
 
 use blake3::Hasher;
+#[cfg(feature = "convert")]
+use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::checkpoint::Checkpoint;
@@ -137,6 +139,28 @@ pub(crate) fn update_hash(hasher: &mut Hasher, bytes: &[u8]) {
             Some(pool) => pool.install(|| hasher.update_rayon(bytes)),
             None => hasher.update(bytes),
         };
+    }
+}
+
+/// Hashes two inputs at a time, on the threads of [`hash_pool`] if there are any.
+#[cfg(feature = "convert")]
+pub(crate) fn hash_both(left: impl FnOnce() + Send, right: impl FnOnce() + Send) {
+    match hash_pool() {
+        Some(pool) => drop(pool.join(left, right)),
+        None => {
+            left();
+            right();
+        }
+    }
+}
+
+/// Hashes several inputs at a time, on the threads of [`hash_pool`] if there are any. The results
+/// have the order of the inputs.
+#[cfg(feature = "convert")]
+pub(crate) fn hash_each<T: Sync, R: Send>(inputs: &[T], hash: impl Fn(&T) -> R + Send + Sync) -> Vec<R> {
+    match hash_pool() {
+        Some(pool) => pool.install(|| inputs.par_iter().map(hash).collect()),
+        None => inputs.iter().map(hash).collect(),
     }
 }
 

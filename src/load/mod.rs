@@ -42,9 +42,7 @@
 //! | `tensor_reader` | reads single tensors |
 
 #[cfg(feature = "convert")]
-pub(crate) use self::hash::PARALLEL_BYTES_MIN;
-#[cfg(feature = "convert")]
-pub(crate) use self::hash::update_hash;
+pub(crate) use self::hash::{PARALLEL_BYTES_MIN, hash_both, hash_each, update_hash};
 #[cfg(feature = "convert")]
 pub(crate) use self::io_choice::decide_io;
 #[cfg(feature = "convert")]

@@ -13,24 +13,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use onelayer::source::Queueing;
 use onelayer::{Checkpoint, FloatType, IoMode, LoadReport, Loader, Quantisation, Target};
-use onelayer_testing::{skipped, skipped_by_child};
-use onelayer_testing::{small_decoder, write_sharded};
-
-const CHILD: &str = "ONELAYER_TEST_CHILD";
-
-/// Runs the named test alone in a fresh process, or returns false if this is that process.
-fn in_child(test: &str) -> bool {
-    if std::env::var_os(CHILD).is_some() {
-        return false;
-    }
-    let output = onelayer_testing::again(module_path!(), test).env(CHILD, "1").output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-    assert!(text.contains("1 passed"), "the child ran another test: {text}");
-    println!("{text}");
-    skipped_by_child(&output.stderr);
-    true
-}
+use onelayer_testing::{in_own_process, skipped, small_decoder, write_sharded};
 
 /// A checkpoint that anybody may read.
 fn checkpoint() -> (tempfile::TempDir, Checkpoint) {
@@ -180,7 +163,7 @@ fn what_is_cold_and_goes_to_the_host_is_queued_without_being_asked_for() {
 /// As container runtimes do it: the call is answered with an error, and the process lives.
 #[test]
 fn a_filter_of_system_calls_is_a_named_refusal() {
-    if in_child("a_filter_of_system_calls_is_a_named_refusal") {
+    if in_own_process(module_path!(), "a_filter_of_system_calls_is_a_named_refusal") {
         return;
     }
     let (_folder, checkpoint) = checkpoint();
@@ -230,7 +213,7 @@ fn forbid(number: libc::c_long) {
 
 #[test]
 fn a_limit_of_locked_memory_is_a_named_refusal() {
-    if in_child("a_limit_of_locked_memory_is_a_named_refusal") {
+    if in_own_process(module_path!(), "a_limit_of_locked_memory_is_a_named_refusal") {
         return;
     }
     let (_folder, checkpoint) = checkpoint();

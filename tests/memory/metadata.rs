@@ -119,14 +119,9 @@ fn expert(number: usize) -> String {
 /// Memory of other tests would be counted: it runs in a process of its own.
 #[test]
 fn the_terms_cover_what_is_held_at_the_highest() {
-    let output = onelayer_testing::again(module_path!(), "terms_cover").arg("--ignored").output().unwrap();
-    println!("{}", String::from_utf8_lossy(&output.stdout));
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-}
-
-#[test]
-#[ignore = "started by the test above"]
-fn terms_cover() {
+    if onelayer_testing::in_own_process(module_path!(), "the_terms_cover_what_is_held_at_the_highest") {
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     let map = LayerMap::default();

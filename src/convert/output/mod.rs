@@ -18,7 +18,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use self::kernel_copy::{CopiedRanges, KernelCopier, stretches};
 use self::packer::{Failure, Message, Packer};
 use self::writer::{ModeCell, OutputFile, Writers};
-use super::hash::{HashPool, Hashes};
+use super::hash::Hashes;
 use super::header::Header;
 use super::target_directory::{PartialFile, TargetDirectory};
 use super::{ConvertError, KernelCopied, KernelCopy, WriteMode};
@@ -158,7 +158,6 @@ impl FileBackend {
     pub(super) fn start(
         files: FileSet,
         buffers: WriteBuffers,
-        pool: HashPool,
         kernel_copy: KernelCopy,
         with_sha256: bool,
     ) -> Result<(Self, OutputEnd), LoadError> {
@@ -177,7 +176,6 @@ impl FileBackend {
             idle,
             finished: finished_sender,
             failure: Arc::clone(&failure),
-            pool,
             with_sha256,
         };
         let thread = thread::Builder::new().name("onelayer-pack".to_owned());

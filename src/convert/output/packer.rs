@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crossbeam_channel::{Receiver, Sender};
 
 use super::super::ConvertError;
-use super::super::hash::{FileDigest, HashPool, Hashes};
+use super::super::hash::{FileDigest, Hashes};
 use super::kernel_copy::CopiedRanges;
 use super::writer::{BLOCK, OutputFile, Piece, Writers};
 use super::{FileSet, FinishedFile};
@@ -58,7 +58,6 @@ pub(super) struct Packer {
     pub(super) idle: Vec<Slot<Empty>>,
     pub(super) finished: Sender<FinishedFile>,
     pub(super) failure: Arc<Failure>,
-    pub(super) pool: HashPool,
     pub(super) with_sha256: bool,
 }
 
@@ -153,7 +152,7 @@ impl Packer {
             buffer: None,
             in_flight: 0,
             early: BTreeMap::new(),
-            digest: FileDigest::new(Arc::clone(&self.pool), self.with_sha256),
+            digest: FileDigest::new(self.with_sha256),
             tensors: Vec::with_capacity(placements.len()),
         };
         let files = Arc::clone(&self.files);

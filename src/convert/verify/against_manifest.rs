@@ -6,15 +6,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use rayon::prelude::*;
-
-use super::super::hash::{Digest, Hashes, from_hex, hex, start_pool};
+use super::super::hash::{Digest, Hashes, from_hex, hex};
 use super::super::manifest::{Alias, Entry, ManifestFile, ManifestTensor, SideFileRecord};
 use super::super::read_file::{ReadFault, read_file};
 use super::super::side_files::SideFiles;
 use super::{ConvertError, Findings, OpenManifest};
 use crate::checkpoint::{Checkpoint, DType, Shard, ShardId, TensorId};
 use crate::footprint::{Held, block_bytes};
+use crate::load::hash_each;
 use crate::plan::Quantisation;
 use crate::units::to_u64;
 
@@ -174,11 +173,7 @@ impl Stated {
 
     /// Hashes the side files, several at once.
     fn check_side_files(&self, root: &Path, findings: &mut Findings) -> Result<(), ConvertError> {
-        if self.side_files.is_empty() {
-            return Ok(());
-        }
-        let check = |file| check_side_file(file, root);
-        let checked: Vec<_> = start_pool()?.install(|| self.side_files.par_iter().map(check).collect());
+        let checked = hash_each(&self.side_files, |file| check_side_file(file, root));
         for (file, fault) in self.side_files.iter().zip(checked) {
             if let Some(what) = fault? {
                 findings.differ(&file.name, what);

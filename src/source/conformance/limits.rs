@@ -1,36 +1,15 @@
 //! Limits: descriptors and resident windows. Tests about the whole process run in a separate
 //! process.
 
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::*;
 use crate::plan::io::window_bytes;
 use crate::source::files::FileSet;
-use onelayer_testing::skipped_by_child;
+use onelayer_testing::in_own_process;
 
 /// Limit of a source's descriptors.
 const DESCRIPTORS: usize = 16;
-
-const CHILD: &str = "ONELAYER_TEST_CHILD";
-
-/// Runs the named test alone in a fresh process, or returns false if this is that process.
-fn in_child(test: &str) -> bool {
-    if std::env::var_os(CHILD).is_some() {
-        return false;
-    }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", &format!("source::conformance::limits::{test}"), "--nocapture", "--test-threads=1"])
-        .env(CHILD, "1")
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-    assert!(text.contains("1 passed"), "the child ran another test: {text}");
-    println!("{text}");
-    skipped_by_child(&output.stderr);
-    true
-}
 
 fn open_files_in(folder: &Path) -> usize {
     std::fs::read_dir("/proc/self/fd")
@@ -42,7 +21,7 @@ fn open_files_in(folder: &Path) -> usize {
 
 #[test]
 fn hundreds_of_shards_need_few_descriptors() {
-    if in_child("hundreds_of_shards_need_few_descriptors") {
+    if in_own_process(module_path!(), "hundreds_of_shards_need_few_descriptors") {
         return;
     }
     let limit = rustix::process::Rlimit { current: Some(32), maximum: Some(32) };
@@ -72,7 +51,7 @@ fn hundreds_of_shards_need_few_descriptors() {
 #[test]
 fn more_readers_than_descriptors_share_them() {
     const READERS: u32 = 24;
-    if in_child("more_readers_than_descriptors_share_them") {
+    if in_own_process(module_path!(), "more_readers_than_descriptors_share_them") {
         return;
     }
     let folder = Folder::new();
@@ -198,7 +177,7 @@ fn mapped_windows_never_pile_up() {
     const LEN_BYTES: u64 = 512 * MIB;
     const READ_BYTES: u64 = 4 * MIB;
     const READERS: u64 = 4;
-    if in_child("mapped_windows_never_pile_up") {
+    if in_own_process(module_path!(), "mapped_windows_never_pile_up") {
         return;
     }
     let folder = Folder::new();

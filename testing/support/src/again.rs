@@ -34,9 +34,11 @@ pub fn in_own_process(module: &str, test: &str) -> bool {
         return false;
     }
     let output = again(module, test).env(IS_ALONE, "1").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("1 passed"), "the child ran another test: {text}");
+    println!("{text}");
     crate::skipped_by_child(&output.stderr);
-    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}{stderr}");
     true
 }
 

@@ -1,6 +1,7 @@
 //! What the tests of all packages share. It depends on none of them, so that a change in one does
 //! not rebuild the tests of the others.
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
+#![allow(clippy::print_stdout, reason = "what a child says is said again")]
 #![allow(missing_docs, missing_debug_implementations, reason = "helpers of tests")]
 
 pub mod cuda_sim;
