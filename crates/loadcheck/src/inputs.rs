@@ -1,6 +1,7 @@
 //! The files that describe a load: headers of a checkpoint, layer rules, `config.json`, device
 //! maps.
 
+use onelayer_system::units::to_u64;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -11,7 +12,6 @@ use onelayer_system::small_file::{self, SmallFileError};
 
 use crate::library_errors;
 use crate::machine::memory_limit_bytes;
-use crate::numbers::count_of;
 use crate::problem::{Code, Problem};
 use crate::report::{DtypeShare, Largest, Source};
 use crate::sizes::SizeContext;
@@ -90,9 +90,9 @@ pub(crate) fn describe(checkpoint: &Checkpoint, layers: &Layers) -> Source {
     let tensors = checkpoint.tensors().map(|tensor| (tensor.name, tensor.extent.len_bytes()));
     Source {
         bytes: Some(checkpoint.tensor_bytes()),
-        files: Some(count_of(checkpoint.shards().len())),
-        tensors: Some(count_of(checkpoint.tensor_count())),
-        layers: Some(count_of(layers.as_slice().len())),
+        files: Some(to_u64(checkpoint.shards().len())),
+        tensors: Some(to_u64(checkpoint.tensor_count())),
+        layers: Some(to_u64(layers.as_slice().len())),
         dtypes,
         largest_tensor: first_largest(tensors).map(largest),
         largest_layer: first_largest(layer_sizes(checkpoint, layers)).map(largest),

@@ -91,11 +91,6 @@ pub(crate) fn count(value: u64, noun: &str) -> String {
     format!("{} {noun}{}", grouped(value), if value == 1 { "" } else { "s" })
 }
 
-/// The length of a list.
-pub(crate) fn count_of(len: usize) -> u64 {
-    u64::try_from(len).unwrap_or(u64::MAX)
-}
-
 /// Bytes that may be negative, rounded: `-2 MiB`.
 pub(crate) fn signed(value: f64) -> String {
     let text = HumanBytes(whole(value.abs())).to_string();

@@ -5,11 +5,11 @@ use onelayer::layers::Layers;
 use onelayer::load::{Loader, LoaderBuilder};
 use onelayer::plan::{IoDecision, Window};
 use onelayer::{LoadOptions, LoadPlan, Passes, Pinning, Rank, ReadOrder};
+use onelayer_system::units::to_u64;
 
 use crate::config::{Budgets, LoadConfig, bad_pattern};
 use crate::inputs::{context_of, group, layer_map};
 use crate::library_errors;
-use crate::numbers::count_of;
 use crate::problem::Problem;
 use crate::report::{FileReading, MemoryTerm, Plan, PlannedRank, Ring};
 use crate::sizes::SizeContext;
@@ -130,7 +130,7 @@ pub(crate) fn derived(
             false => memory.resident_terms().iter().map(|part| term(part.kind.name(), part.bytes)).collect(),
         },
         tensor_bytes: plan.tensor_bytes(),
-        reads: count_of(plan.reads().len()),
+        reads: to_u64(plan.reads().len()),
         read_bytes: plan.aligned_read_bytes(),
         over_read_bytes: plan.over_read_bytes(),
         rank: plan.rank().map(|rank| planned_rank(plan, rank)),
@@ -146,8 +146,8 @@ fn planned_rank(plan: &LoadPlan, rank: Rank) -> PlannedRank {
     PlannedRank {
         rank: u64::from(rank.rank()),
         world: u64::from(rank.world()),
-        part_tensors: count_of(plan.part_count()),
-        whole_tensors: count_of(tensors - plan.part_count()),
+        part_tensors: to_u64(plan.part_count()),
+        whole_tensors: to_u64(tensors - plan.part_count()),
         wanted_bytes: plan.source_bytes(),
         gap_bytes: plan.gap_bytes(),
     }

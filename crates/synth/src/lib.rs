@@ -14,6 +14,7 @@
 //! A file uses only files to its left in the picture, and `error`. `presets` feeds `config`;
 //! `decoder`, `other` and `tensor_list` belong to `architecture`, `random` to `writer`.
 
+use onelayer_system::units::to_u64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -181,7 +182,7 @@ pub fn run(request: &SynthRequest, progress: &mut dyn FnMut(u64, u64)) -> Result
         model_type: config.model_type().to_owned(),
         dtype,
         files,
-        tensor_count: u64::try_from(layout.tensors.len()).expect("a number of tensors fits 64 bits"),
+        tensor_count: to_u64(layout.tensors.len()),
         parameter_count: plan.parameter_count,
         tensor_bytes: plan.tensor_bytes,
         file_bytes: plan.file_bytes(),
@@ -217,7 +218,7 @@ fn needed_bytes(plan: &ShardPlan, side_files: &[(&str, String)]) -> u64 {
 }
 
 fn length(text: &str) -> u64 {
-    u64::try_from(text.len()).expect("a length in memory fits 64 bits")
+    to_u64(text.len())
 }
 
 /// With two threads, one generates while the other writes. More than four gain nothing on one disk.

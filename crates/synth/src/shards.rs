@@ -4,6 +4,7 @@
 //! of the state dict, with a separate file for a tensor above the limit. Inside a file the order is
 //! that of the safetensors crate (larger alignment first, then name), whose types write the header.
 
+use onelayer_system::units::to_u64;
 use std::collections::HashMap;
 
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
@@ -176,7 +177,7 @@ fn shard(
         ));
     }
     let head = head(infos).map_err(header_error)?;
-    let head_bytes = u64::try_from(head.len()).expect("a length in memory fits 64 bits");
+    let head_bytes = to_u64(head.len());
     if head_bytes > HEADER_BYTES_MAX {
         return Err(SynthError::TooLarge {
             origin: config.origin().to_owned(),

@@ -8,6 +8,7 @@
 //! written pages are dropped, so that pages do not pile up in a container. The threads mostly wait
 //! for the disk, so they are scoped threads and not a `rayon` pool.
 
+use onelayer_system::units::to_u64;
 use std::fs::File;
 use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
@@ -279,12 +280,12 @@ fn drop_from_cache(file: &File, offset_bytes: u64, len_bytes: Option<NonZeroU64>
 fn fill_range(shard: &Shard, begin: u64, target: &mut [u8], bytes_of: impl Fn(u64) -> TensorBytes) {
     let mut position = begin;
     let mut rest = target;
-    let head_bytes = u64::try_from(shard.head.len()).expect("a length in memory fits 64 bits");
+    let head_bytes = to_u64(shard.head.len());
     if position < head_bytes {
         let head = &shard.head[to_usize(position)..];
         let (now, later) = rest.split_at_mut(head.len().min(rest.len()));
         now.copy_from_slice(&head[..now.len()]);
-        position += u64::try_from(now.len()).expect("a length in memory fits 64 bits");
+        position += to_u64(now.len());
         rest = later;
     }
     let first = shard.tensors.partition_point(|placed| placed.begin_bytes + placed.len_bytes <= position);
@@ -296,7 +297,7 @@ fn fill_range(shard: &Shard, begin: u64, target: &mut [u8], bytes_of: impl Fn(u6
         let left = usize::try_from(placed.len_bytes - skipped).unwrap_or(usize::MAX);
         let (now, later) = rest.split_at_mut(left.min(rest.len()));
         bytes_of(placed.index).fill(skipped, now);
-        position += u64::try_from(now.len()).expect("a length in memory fits 64 bits");
+        position += to_u64(now.len());
         rest = later;
     }
     assert!(rest.is_empty(), "tensors fill the file to its end");

@@ -7,6 +7,7 @@
 //!             when a signal comes                    when a signal comes
 //! ```
 
+use onelayer_system::units::to_u64;
 use std::path::{Path, PathBuf};
 
 use onelayer::LoadPlan;
@@ -351,7 +352,7 @@ fn planned(
         params: settings.params.clone(),
         summary: summary(&files, &|layer| survey.stack_of(layer)),
         files,
-        part_files: u64::try_from(prepared.own_files().len()).unwrap_or(u64::MAX),
+        part_files: to_u64(prepared.own_files().len()),
         side_files: side_files.collect(),
         duplicates: duplicates.collect(),
         needed_bytes: prepared.needed_bytes(),

@@ -1,11 +1,11 @@
 //! `loadcheck synth`: a checkpoint of random bytes with a real model's names and shapes.
 
+use onelayer_system::units::to_u64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use crate::args::SynthArgs;
-use crate::numbers::count_of;
 use crate::output::Output;
 use crate::output::terminal::Terminal;
 use crate::problem::{Code, Problem};
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &SynthArgs, output: &Output, terminal: &Terminal) -> Out
                 model: args.model.to_string_lossy().into_owned(),
                 target: made.directory.display().to_string(),
                 bytes: made.tensor_bytes,
-                files: count_of(made.files.iter().filter(|(name, _)| name.ends_with(".safetensors")).count()),
+                files: to_u64(made.files.iter().filter(|(name, _)| name.ends_with(".safetensors")).count()),
                 tensors: made.tensor_count,
                 dtype: made.dtype.short_name().to_owned(),
                 seed: made.seed,

@@ -5,9 +5,10 @@
 
 use crate::args::CacheArg;
 use crate::entries::{Entry, What};
-use crate::numbers::{count_of, median, to_f64};
+use crate::numbers::{median, to_f64};
 use crate::report::{CacheState, Compared, ComparedPeak, Outcome, Run, Spread};
 use crate::strategies::{SimpleStrategy, Strategy};
+use onelayer_system::units::to_u64;
 
 /// A share of cached pages that still counts as none, or as all: a page or two that another process
 /// looked at.
@@ -53,9 +54,9 @@ fn row(entry: &Entry, runs: &[&Run], tensor_bytes: Option<u64>) -> Compared {
         command,
         outcome: other.map_or(Outcome::Completed, |run| run.outcome),
         reason: other.and_then(|run| run.reason.clone()),
-        runs: count_of(counted.len()),
-        completed: count_of(completed.len()),
-        cache_not_as_asked: count_of(counted.iter().filter(|run| !is_as_asked(&run.cache)).count()),
+        runs: to_u64(counted.len()),
+        completed: to_u64(completed.len()),
+        cache_not_as_asked: to_u64(counted.iter().filter(|run| !is_as_asked(&run.cache)).count()),
         bytes_per_second: tensor_bytes
             .zip(seconds.as_ref())
             .and_then(|(bytes, time)| rate(bytes, time.median)),

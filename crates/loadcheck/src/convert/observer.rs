@@ -1,5 +1,6 @@
 //! Observes a conversion: shows progress, and records which files exist, in case it ends early.
 
+use onelayer_system::units::to_u64;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -106,7 +107,7 @@ impl Heard {
     }
 
     fn files_done(&self) -> u64 {
-        u64::try_from(self.files.len()).unwrap_or(u64::MAX)
+        to_u64(self.files.len())
     }
 
     /// Number of files in a state.

@@ -1,6 +1,7 @@
 //! The files of a conversion in words: `27 files` are `24 layers of 29 MiB, model.embed_tokens,
 //! model.norm, lm_head`.
 
+use onelayer_system::units::to_u64;
 use std::collections::{BTreeSet, HashMap};
 
 use crate::numbers::{bytes, count, grouped};
@@ -25,9 +26,9 @@ pub(crate) fn summary(files: &[ConvertFile], stack_of: &dyn Fn(&str) -> Option<S
         }
     }
     let mut parts = stacks.parts();
-    if shared > 0 && shared == count_of(files) {
+    if shared > 0 && shared == to_u64(files.len()) {
         let layers: BTreeSet<&String> = files.iter().flat_map(|file| &file.layers).collect();
-        return count(u64::try_from(layers.len()).unwrap_or(u64::MAX), "layer");
+        return count(to_u64(layers.len()), "layer");
     }
     if shared > 0 {
         parts.push(format!("{} of several layers", count(shared, "file")));
@@ -37,13 +38,9 @@ pub(crate) fn summary(files: &[ConvertFile], stack_of: &dyn Fn(&str) -> Option<S
     let shown = if hidden == 1 { alone.len() } else { alone.len() - hidden };
     parts.extend(alone.iter().take(shown).map(|layer| (*layer).clone()));
     if hidden > 1 {
-        parts.push(format!("{} more", grouped(count_of(&alone[shown..]))));
+        parts.push(format!("{} more", grouped(to_u64(alone.len() - shown))));
     }
     parts.join(", ")
-}
-
-fn count_of<T>(list: &[T]) -> u64 {
-    u64::try_from(list.len()).unwrap_or(u64::MAX)
 }
 
 /// Files of single layers by stack, in order of first appearance.

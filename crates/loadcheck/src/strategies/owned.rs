@@ -1,6 +1,7 @@
 //! Memory that a loader owns: one anonymous mapping for a tensor or a file, as the allocator makes
 //! for large blocks. It starts on a page, so that direct reads can write into it.
 
+use onelayer_system::units::to_u64;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -8,8 +9,6 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use memmap2::MmapMut;
-
-use crate::numbers::count_of;
 
 use super::{Event, Observe, StrategyError, failed};
 
@@ -61,10 +60,10 @@ impl Owned {
         let mut done = 0_usize;
         while done < wanted.end {
             let end = room.len().min(done + CHUNK_BYTES);
-            let at = offset_bytes + count_of(done);
+            let at = offset_bytes + to_u64(done);
             let count = match file.read_at(&mut room[done..end], at) {
                 Ok(0) => {
-                    let end_bytes = offset_bytes + count_of(wanted.end);
+                    let end_bytes = offset_bytes + to_u64(wanted.end);
                     return Err(StrategyError::EndOfFile { path: path.to_owned(), end_bytes });
                 }
                 Ok(count) => count,
@@ -73,7 +72,7 @@ impl Owned {
             };
             let before = done.clamp(wanted.start, wanted.end);
             done += count;
-            observe(Event::Arrived(count_of(done.clamp(wanted.start, wanted.end) - before)))?;
+            observe(Event::Arrived(to_u64(done.clamp(wanted.start, wanted.end) - before)))?;
         }
         Ok(())
     }

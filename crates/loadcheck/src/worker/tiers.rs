@@ -4,6 +4,7 @@
 use onelayer::LoadPlan;
 use onelayer::checkpoint::Checkpoint;
 use onelayer_fit::{DeviceMap, PlacedError, PlacedLoader, PlacedPlan, Tier};
+use onelayer_system::units::to_u64;
 
 use super::device;
 use super::protocol::{Message, tell};
@@ -12,7 +13,6 @@ use crate::config::{Budgets, LoadConfig};
 use crate::inputs::{config_beside, context_of, group, open_checkpoint, tier_name};
 use crate::library_errors;
 use crate::machine::shortage;
-use crate::numbers::count_of;
 use crate::planned::{Planned, builder, derived};
 use crate::problem::{Code, Problem};
 use crate::report::{PlaceShare, Plan};
@@ -133,7 +133,7 @@ fn derived_of_all(
         resident_bytes: Some(sum(&|plan| plan.memory().resident_bytes())),
         resident_host_bytes: Some(plan.resident_host_bytes()),
         tensor_bytes: plan.tensor_bytes(),
-        reads: sum(&|plan| count_of(plan.reads().len())),
+        reads: sum(&|plan| to_u64(plan.reads().len())),
         read_bytes: plan.read_bytes(),
         over_read_bytes: sum(&LoadPlan::over_read_bytes),
         jumps: sum(&LoadPlan::jumps),
@@ -145,7 +145,7 @@ fn derived_of_all(
 pub(super) fn planned_share(tier: Tier, plan: &LoadPlan) -> PlaceShare {
     PlaceShare {
         tier: tier_name(tier),
-        layers: count_of(plan.layers().len()),
+        layers: to_u64(plan.layers().len()),
         tensor_bytes: plan.tensor_bytes(),
         resident_bytes: plan.memory().resident_bytes(),
         read_bytes: plan.aligned_read_bytes(),
@@ -157,7 +157,7 @@ pub(super) fn on_disk(plan: &PlacedPlan) -> Option<PlaceShare> {
     let disk = plan.disk();
     (disk.tensors > 0).then(|| PlaceShare {
         tier: tier_name(Tier::Disk),
-        layers: count_of(disk.layers.len()),
+        layers: to_u64(disk.layers.len()),
         tensor_bytes: disk.tensor_bytes,
         ..PlaceShare::default()
     })

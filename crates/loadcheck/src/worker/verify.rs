@@ -8,6 +8,7 @@
 //! A NaN that is narrowed has to arrive as a NaN. Which NaN is not defined, so its sign
 //! and payload are not compared; tensors that are not narrowed are compared bit by bit, NaN or not.
 
+use onelayer_system::units::to_u64;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -136,7 +137,7 @@ fn read_wanted(file: &File, placement: &Placement, start: u64, target: &mut [u8]
         let left = usize::try_from(gather.run_bytes() - in_run).unwrap_or(usize::MAX);
         let (target, behind) = rest.split_at_mut(left.min(rest.len()));
         file.read_exact_at(target, extent.start() + run * gather.stride_bytes() + in_run)?;
-        at += u64::try_from(target.len()).unwrap_or(u64::MAX);
+        at += to_u64(target.len());
         rest = behind;
     }
     Ok(())

@@ -13,7 +13,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use crate::support::{assert_code, json, loadcheck, run, stderr, stdout, workplace};
+use crate::support::{
+    assert_code, json, loadcheck, loadcheck_at, program_for_all_users, run, stderr, stdout, workplace,
+};
 
 #[test]
 fn zero_is_a_run_within_its_limits() {
@@ -180,10 +182,10 @@ fn two_is_an_output_that_cannot_be_written_before_anything_is_measured() {
     assert!(!place.path().join("nowhere").exists(), "the link was replaced, not followed");
 }
 
-/// The program as somebody to whom modes of files mean something.
-fn without_privileges(place: &std::path::Path) -> std::process::Command {
+/// The program as a user to whom modes of files mean something.
+fn without_privileges(program: &std::path::Path, place: &std::path::Path) -> std::process::Command {
     use std::os::unix::process::CommandExt as _;
-    let mut command = loadcheck(place);
+    let mut command = loadcheck_at(program, place);
     if rustix::process::getuid().is_root() {
         fs::set_permissions(place, fs::Permissions::from_mode(0o755)).unwrap();
         command.uid(65534).gid(65534);
@@ -194,6 +196,7 @@ fn without_privileges(place: &std::path::Path) -> std::process::Command {
 #[test]
 fn what_is_not_permitted_is_said_to_be_so() {
     let place = workplace();
+    let program = program_for_all_users(place.path());
     let locked = place.path().join("locked");
     fs::create_dir(&locked).unwrap();
     fs::copy(place.path().join("model/model.safetensors"), locked.join("model.safetensors")).unwrap();
@@ -207,7 +210,7 @@ fn what_is_not_permitted_is_said_to_be_so() {
         ("run model --layers locked/map.toml", 2, "LC0206"),
     ]
     .map(|(line, exit, code)| {
-        let output = without_privileges(place.path()).args(line.split(' ')).output().unwrap();
+        let output = without_privileges(&program, place.path()).args(line.split(' ')).output().unwrap();
         (line, exit, code, output)
     })
     .into();

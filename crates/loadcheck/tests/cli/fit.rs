@@ -17,7 +17,8 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::{
-    assert_code, children, eventually, is_alive, json, loadcheck, stderr, stdout, workplace,
+    assert_code, children, eventually, is_alive, json, loadcheck, program_for_all_users, stderr, stdout,
+    workplace,
 };
 use onelayer_probe::{ChildGroup, Procfs, residency};
 use onelayer_testing::skipped;
@@ -344,7 +345,8 @@ fn without_control_groups_it_says_what_to_do() {
     }
     let output = Command::new("setpriv")
         .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
-        .args([env!("CARGO_BIN_EXE_loadcheck"), "fit", "model", "--json"])
+        .arg(program_for_all_users(place.path()))
+        .args(["fit", "model", "--json"])
         .current_dir(place.path())
         .output();
     let Ok(output) = output else {

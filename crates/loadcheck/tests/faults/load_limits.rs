@@ -19,7 +19,9 @@ use std::time::{Duration, SystemTime};
 
 use crate::load_support::{End, SOURCES, World};
 use crate::support::group::group_or_skip;
-use crate::support::{in_own_mounts, json, loadcheck, run_command, stderr, wrapped, write_sparse};
+use crate::support::{
+    in_own_mounts, json, loadcheck, program_for_all_users, run_command, stderr, wrapped, write_sparse,
+};
 use onelayer::units::MIB;
 use onelayer_testing::TestTensor;
 use onelayer_testing::skipped;
@@ -56,12 +58,12 @@ fn without_memory_that_may_be_locked_it_loads() {
     for folder in [world.model.parent().unwrap(), &world.model, &place] {
         fs::set_permissions(folder, Permissions::from_mode(0o755)).unwrap();
     }
+    let program = program_for_all_users(&place);
     for kib in [0, 64] {
         for io in SOURCES {
-            let mut command = wrapped(
-                ["sh", "-c", &format!("ulimit -l {kib}; exec \"$@\""), "sh"],
-                &world.load(io, &place),
-            );
+            let script = format!("ulimit -l {kib}; shift; exec \"$0\" \"$@\"");
+            let words = ["sh", "-c", &script, program.to_str().unwrap()];
+            let mut command = wrapped(words, &world.load(io, &place));
             if rustix::process::getuid().is_root() {
                 command.uid(65534).gid(65534);
             }

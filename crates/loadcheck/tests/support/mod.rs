@@ -19,7 +19,20 @@ use onelayer_testing::{TestTensor, write_file};
 /// or summaries, and without a CUDA driver, whatever the machine has: what `--device auto` comes to
 /// is the same everywhere.
 pub(crate) fn loadcheck(directory: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_loadcheck"));
+    loadcheck_at(Path::new(env!("CARGO_BIN_EXE_loadcheck")), directory)
+}
+
+/// The program where every user may run it, a copy in `directory`: cargo's folder may be closed to
+/// others.
+pub(crate) fn program_for_all_users(directory: &Path) -> PathBuf {
+    let copy = directory.join("loadcheck");
+    std::fs::copy(env!("CARGO_BIN_EXE_loadcheck"), &copy).unwrap();
+    copy
+}
+
+/// As [`loadcheck`], of a copy of the program.
+pub(crate) fn loadcheck_at(program: &Path, directory: &Path) -> Command {
+    let mut command = Command::new(program);
     command.current_dir(directory).stdin(Stdio::null()).env("HOME", directory);
     command.env("LD_LIBRARY_PATH", no_driver());
     for variable in [
