@@ -101,7 +101,7 @@ fn checkpoint(folder: &Path, shards: &[Vec<(usize, usize)>]) -> Checkpoint {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(30))]
+    #![proptest_config(ProptestConfig::with_cases(onelayer_testing::all_or(30, 10)))]
 
     #[test]
     fn every_byte_reaches_its_place(shards in shards(), dtype in 0..4_usize) {

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use half::{bf16, f16};
 use onelayer::convert::{Conversion, ConvertError, Grouping, Verification};
@@ -211,6 +212,14 @@ fn expected(shards: &[Vec<TestTensor>], form: Quantisation, is_quantised: fn(&st
     all
 }
 
+/// What has to arrive of `model`: made once, since the reference is slow.
+fn expected_of_model(form: Quantisation) -> &'static Delivered {
+    static MADE: [OnceLock<Delivered>; Quantisation::ALL.len()] =
+        [const { OnceLock::new() }; Quantisation::ALL.len()];
+    let place = Quantisation::ALL.iter().position(|other| *other == form).unwrap();
+    MADE[place].get_or_init(|| expected(&model(), form, is_quantised))
+}
+
 fn loaded(loader: &Loader, checkpoint: &Checkpoint) -> Delivered {
     let mut all = BTreeMap::new();
     for layer in loader.stream(checkpoint).unwrap() {
@@ -245,7 +254,7 @@ fn what_arrives_is_what_the_reference_makes() {
     write_sharded(folder.path(), &model());
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
     for form in Quantisation::ALL {
-        let expected = expected(&model(), form, is_quantised);
+        let expected = expected_of_model(form);
         for io in MODES {
             let builder = || Loader::builder(Target::Host).io(io).quantise(form);
             let smallest = builder().plan(&checkpoint).unwrap().memory().smallest_budget_bytes();
@@ -254,7 +263,7 @@ fn what_arrives_is_what_the_reference_makes() {
             for (budget, window, readers) in [(smallest, 1, 1), (smallest + (3 << 20), 2, 3)] {
                 let loader = builder().host_budget(budget).window(Window::Layers(window)).readers(readers);
                 let found = loaded(&loader.build().unwrap(), &checkpoint);
-                assert_same(&found, &expected, &format!("{form}, {io}, {budget} bytes"));
+                assert_same(&found, expected, &format!("{form}, {io}, {budget} bytes"));
             }
         }
     }
@@ -266,9 +275,9 @@ fn all_at_once_and_hashed_on_the_way() {
     write_sharded(folder.path(), &model());
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
     for form in Quantisation::ALL {
-        let expected = expected(&model(), form, is_quantised);
+        let expected = expected_of_model(form);
         let model = Loader::builder(Target::Host).quantise(form).build().unwrap().load(&checkpoint).unwrap();
-        for (name, (dtype, shape, bytes)) in &expected {
+        for (name, (dtype, shape, bytes)) in expected {
             let tensor = model.tensor(name).unwrap();
             assert_eq!((tensor.name(), tensor.dtype(), tensor.shape()), (name.as_str(), *dtype, &**shape));
             assert!(tensor.as_bytes().unwrap() == bytes, "{form}: {name}");
@@ -389,7 +398,7 @@ fn a_conversion_writes_the_same_and_loads_as_the_same() {
     std::fs::create_dir(&source).unwrap();
     write_sharded(&source, &model());
     for form in Quantisation::ALL {
-        let expected = expected(&model(), form, is_quantised);
+        let expected = expected_of_model(form);
         for (budget_mib, jobs, grouping) in
             [(7, 1, Grouping::PerLayer), (64, 4, Grouping::PerLayer), (64, 2, Grouping::Merged)]
         {
@@ -402,10 +411,10 @@ fn a_conversion_writes_the_same_and_loads_as_the_same() {
             assert_eq!(verification.tensors, expected.len() as u64, "values and scales are compared");
             let quantised = expected.keys().filter(|name| name.ends_with("_scale")).count();
             assert_eq!(report.quantisation.len(), quantised);
-            assert_same(&read_back(&target), &expected, &format!("{form}, {budget_mib} MiB, {grouping:?}"));
+            assert_same(&read_back(&target), expected, &format!("{form}, {budget_mib} MiB, {grouping:?}"));
             let checkpoint = Checkpoint::open(&target).unwrap();
             let found = loaded(&Loader::builder(Target::Host).build().unwrap(), &checkpoint);
-            assert_same(&found, &expected, &format!("{form}, loaded again"));
+            assert_same(&found, expected, &format!("{form}, loaded again"));
             scales_are_in_the_layer_of_their_weight(&checkpoint);
         }
         let [one, other] = ["7-1", "64-4"].map(|made| folder.path().join(format!("{form}-{made}")));

@@ -18,6 +18,7 @@ use crate::plan::{PlannedLayer, RingShape};
 use crate::staging::{Pinning, Ring};
 use crate::units::{ByteRange, KIB};
 
+use onelayer_testing::all_or;
 use onelayer_testing::cuda_sim::{MODES, SimOutcome, SimRun};
 
 fn run(scenario: &str, mode: &str, seed: u64, change: impl FnOnce(SimRun) -> SimRun) -> SimOutcome {
@@ -45,11 +46,13 @@ fn schedules(mode: &str, seed: u64, count: u32, is_broken: bool) -> SimOutcome {
     })
 }
 
-/// Twelve thousand layers through rings of two to four slots: no slot is filled again before the
-/// device has read it. `ONELAYER_SCHEDULES` sets the number of each of the 48 kinds.
+/// Twelve hundred layers (ten times as many in a thorough check) through rings of two to four slots:
+/// no slot is filled again before the device has read it. `ONELAYER_SCHEDULES` sets the number of
+/// each of the 48 kinds.
 #[test]
 fn slots_are_never_used_again_too_early() {
-    let count: u32 = std::env::var("ONELAYER_SCHEDULES").map_or(250, |text| text.parse().unwrap());
+    let count: u32 =
+        std::env::var("ONELAYER_SCHEDULES").map_or(all_or(250, 25), |text| text.parse().unwrap());
     let explore = |mode: &str| {
         for seed in 1..=24 {
             let outcome = schedules(mode, seed, count, false);
@@ -67,12 +70,12 @@ fn slots_are_never_used_again_too_early() {
 /// The same with a ring that returns slots too early: shows that the test above can fail.
 #[test]
 fn a_broken_ring_is_caught() {
-    const RUNS: u64 = 100;
+    let runs = all_or(100, 20);
     // A copy that runs after the next filling of its slot shows the fault. On a busy processor
     // every copy of one layer may be in time, but not of ten.
     const SCHEDULES: u32 = 10;
     for mode in ["lazy", "thread"] {
-        for seed in 1..=RUNS {
+        for seed in 1..=runs {
             let outcome = schedules(mode, seed, SCHEDULES, true);
             let is_caught =
                 !outcome.stdout.contains("wrong schedules: 0") || !outcome.report().violations().is_empty();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use super::*;
 use crate::plan::io::window_bytes;
 use crate::source::files::FileSet;
-use onelayer_testing::in_own_process;
+use onelayer_testing::{all_or, in_own_process};
 
 /// Limit of a source's descriptors.
 const DESCRIPTORS: usize = 16;
@@ -24,10 +24,12 @@ fn hundreds_of_shards_need_few_descriptors() {
     if in_own_process(module_path!(), "hundreds_of_shards_need_few_descriptors") {
         return;
     }
+    let count = all_or(300, 100);
     let limit = rustix::process::Rlimit { current: Some(32), maximum: Some(32) };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
     let folder = Folder::new();
-    let shards: Vec<Shard> = (0..300).map(|index| folder.shard(&format!("{index}"), 5000 + index)).collect();
+    let shards: Vec<Shard> =
+        (0..count).map(|index| folder.shard(&format!("{index}"), 5000 + u64::from(index))).collect();
     let real_folder = folder.0.path().canonicalize().unwrap();
     on_all(|variant| {
         let source = variant.open(&shards);
@@ -36,7 +38,7 @@ fn hundreds_of_shards_need_few_descriptors() {
         assert_eq!(open_files_in(&real_folder), DESCRIPTORS / half);
         let mut buffer = Buffer::new(128 << 10);
         // Forwards and backwards: the second pass meets open and closed files.
-        for index in (0..300).chain((0..300).rev()) {
+        for index in (0..count).chain((0..count).rev()) {
             let request = request(index, range(17, 5000 + u64::from(index)));
             read_and_compare(source.as_ref(), &request, &mut buffer).unwrap();
             assert!(open_files_in(&real_folder) <= DESCRIPTORS);

@@ -16,5 +16,5 @@ mod skipped;
 
 pub use again::{again, full_name, in_own_process, measured, repository};
 pub use checkpoints::{Random, TestTensor, fixture, random_bytes, small_decoder, write_file, write_sharded};
-pub use sample::{at_least, is_thorough, sample};
+pub use sample::{all_or, at_least, is_thorough, sample};
 pub use skipped::{skipped, skipped_by_child};

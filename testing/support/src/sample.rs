@@ -7,6 +7,12 @@ pub fn is_thorough() -> bool {
     std::env::var_os("ONELAYER_THOROUGH").is_some()
 }
 
+/// `all` in a thorough check, else `few`: how many cases of a space too large for every check.
+#[must_use]
+pub fn all_or<T>(all: T, few: T) -> T {
+    if is_thorough() { all } else { few }
+}
+
 /// The first, the last and every `nth` of a list; all of it in a thorough check.
 #[must_use]
 pub fn sample<T>(list: Vec<T>, nth: usize) -> Vec<T> {
