@@ -1,9 +1,10 @@
 //! The host budget: one number, and the named reservations that are taken from it.
 //!
 //! All host memory of the loader whose size depends on something (ring, metadata, mapped windows,
-//! scratch) is reserved here first, by name, and given back when its [`Reservation`] is dropped. A
-//! reservation cannot grow. Resident layers, which belong to the caller, are not in the budget, nor
-//! are thread stacks, the slack of the allocator and a device context.
+//! scratch) is reserved here by name before a tensor byte is read, and given back when its
+//! [`Reservation`] is dropped. A reservation cannot grow. Resident layers, which belong to the
+//! caller, are not in the budget, nor are thread stacks, the slack of the allocator and a device
+//! context.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -70,8 +70,8 @@
 //! | [`checkpoint`] | files on disk → a checked description: tensors, dtypes, shapes, extents |
 //! | [`slices`] | parts of tensors: a range for each dimension → runs of bytes |
 //! | [`layers`] | tensor names and shapes → layers in execution order |
-//! | [`ranks`] | what one of several ranks gets: a part of each tensor, or whole ones of its own |
 //! | [`live`] | what is allocated: every arena, ring and scratch, with what is in it |
+//! | [`ranks`] | what one of several ranks gets: a part of each tensor, or whole ones of its own |
 //! | [`plan`] | checkpoint + layers + limits → reads and copies, every term of the peak |
 //! | [`source`] | file bytes → a buffer: mapped windows, `pread`, direct I/O, or what suits each |
 //! | `staging` | the ring: N slots of S bytes; the slot is the permit |

@@ -140,7 +140,7 @@ impl FilePlan {
         let mut limits = PlanLimits::of(LoadOptions { window: Window::Layers(1), ..settings.reading() });
         limits.alignment = source::alignment(&self.checkpoint).map_err(crate::load::LoadError::from)?;
         (limits.resident, limits.landing) = (ResidentKind::Nowhere, Landing::Packed);
-        limits.beside = self.terms(files);
+        limits.other_terms = self.terms(files);
         let groups = files.iter().map(|&file| {
             let file = &self.layout.files[file];
             Group { id: &file.id, tensors: self.layout.tensors(file) }

@@ -79,7 +79,7 @@ impl FileDigest {
         &mut self,
         bytes: &[u8],
         tensors: &[Placement],
-        on_tensor: &mut (dyn FnMut(&Placement, Hashes) + Send),
+        on_tensor: &mut dyn FnMut(&Placement, Hashes),
     ) {
         let Self { file, tensor, complete, tensor_bytes } = self;
         let mut each = TensorDigest { digest: tensor, complete, bytes: tensor_bytes };
@@ -98,7 +98,7 @@ impl FileDigest {
     pub(super) fn finish(
         mut self,
         tensors: &[Placement],
-        on_tensor: &mut (dyn FnMut(&Placement, Hashes) + Send),
+        on_tensor: &mut dyn FnMut(&Placement, Hashes),
     ) -> Hashes {
         self.update(&[], tensors, on_tensor);
         assert_eq!(self.complete, tensors.len(), "every tensor of a file ends in it");

@@ -147,7 +147,7 @@ impl HashPass<'_> {
         limits.resident = ResidentKind::Nowhere;
         limits.landing = Landing::Packed;
         limits.options.hash = keeps_hashes;
-        limits.beside.clone_from(&self.beside);
+        limits.other_terms.clone_from(&self.beside);
         let grouping_bytes = to_u64(size_of_val(ids) + size_of_val(groups));
         let groups = groups.iter().map(|(id, range)| Group { id, tensors: &ids[range.clone()] });
         Ok(LoadPlan::build_groups(self.checkpoint, groups, &limits, transforms, grouping_bytes)?)

@@ -249,7 +249,7 @@ impl<'de> Visitor<'de> for FileSeed<'_> {
         while let Some(key) = map.next_key::<String>()? {
             match key.as_str() {
                 "name" | "bytes" | "blake3" | "sha256" | "layers" | "tensors" if has_tensors => {
-                    let text = format_args!("`{key}` of a file stands behind its tensors");
+                    let text = format_args!("`{key}` of a file comes after its tensors");
                     return Err(A::Error::custom(text));
                 }
                 "name" => once(&mut map, &mut name, "name")?,
@@ -333,7 +333,7 @@ impl Names {
         }
         match self.0.insert(name.to_owned()) {
             true => Ok(()),
-            false => Err(format!("the file {:?} stands twice", short(name))),
+            false => Err(format!("the file {:?} occurs twice", short(name))),
         }
     }
 }
@@ -388,7 +388,7 @@ mod tests {
             (|value| value["files"][0]["name"] = "/x.safetensors".into(), "it is absolute"),
             (|value| value["side_files"][0]["name"] = "a/../../x".into(), "it has a part `..`"),
             (|value| value["side_files"][0]["name"] = "./config.json".into(), "not in its shortest form"),
-            (|value| value["side_files"][0]["name"] = value["files"][0]["name"].clone(), "stands twice"),
+            (|value| value["side_files"][0]["name"] = value["files"][0]["name"].clone(), "occurs twice"),
             (|value| value["files"][0]["blake3"] = "0".into(), "not a hash"),
             (|value| value["files"][0]["tensors"][0]["blake3"] = "A".repeat(64).into(), "not a hash"),
             (|value| value["side_files"][0]["sha256"] = "".into(), "not a hash"),
@@ -460,7 +460,7 @@ mod tests {
         }
         for key in sorted {
             let reason = with(&[&sorted[..], &[key]].concat()).unwrap_err();
-            assert!(reason.contains(&format!("`{key}` of a file stands behind its tensors")), "{reason}");
+            assert!(reason.contains(&format!("`{key}` of a file comes after its tensors")), "{reason}");
         }
     }
 

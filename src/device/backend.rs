@@ -32,8 +32,9 @@ pub(crate) trait Backend: Send + Sync + 'static {
     /// arena is dropped.
     fn allocate(&self, layer: &PlannedLayer, place: ArenaPlace) -> Result<Arc<Self::Arena>, DeviceError>;
 
-    /// Starts the copies of one read. The pending copy owns the slot and keeps the arena alive. On
-    /// an error nothing is in flight when this returns.
+    /// Starts the copies of one read. Until they are over, the pending copy or a thread of the
+    /// backend owns the slot and keeps the target alive. On an error nothing is in flight when this
+    /// returns.
     ///
     /// The arena must be that of the read's layer, and each read of the plan is copied once: so no
     /// two calls write to the same bytes.
@@ -225,7 +226,7 @@ pub(crate) trait Resident: Send + Sync {
     }
 }
 
-/// A copy in flight; owns its slot. Dropping it waits.
+/// A copy in flight. Dropping it never frees the slot before the copy is over.
 pub(crate) trait PendingCopy: Send + 'static {
     /// Waits for the copy and returns the slot.
     fn wait(self) -> Result<Slot<Empty>, DeviceError>;

@@ -39,7 +39,7 @@ use super::reader::{Done, Job, JobResult};
 use super::setup::{Channels, Delivery, LoadSetup, Resources};
 use super::times::{Meter, Phase, SharedTotals};
 use crate::device::{ArenaPlace, Backend, PendingCopy};
-use crate::plan::{HandOut, ReadOrder, Turn};
+use crate::plan::{HandOut, ReadOrder};
 use crate::staging::{Filled, Slot};
 use crate::units::{to_u64, to_usize};
 
@@ -299,7 +299,7 @@ impl<B: Backend> Control<B> {
     fn issue_reads(&mut self) -> Result<(), LoadError> {
         // Two jobs for each read in flight, so that no reader waits for this loop.
         let jobs_most = 2 * to_usize(u64::from(self.channels.depth.limit()));
-        while let Some(Turn { layer: turn, read }) = self.turns.next_read() {
+        while let Some((turn, read)) = self.turns.next_read() {
             if turn >= self.open.end() || self.jobs_running >= jobs_most {
                 return Ok(());
             }

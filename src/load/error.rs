@@ -104,7 +104,7 @@ pub enum LoadError {
         message: String,
     },
     /// The system refused to wait for queued reads.
-    #[error("cannot wait for queued reads; direct reads without a queue need none")]
+    #[error("waiting for queued reads failed; use direct reads without a queue (IoMode::Direct)")]
     Queue {
         /// The system's answer.
         source: std::io::Error,

@@ -142,14 +142,18 @@ pub(crate) fn update_hash(hasher: &mut Hasher, bytes: &[u8]) {
     }
 }
 
-/// Hashes two inputs at a time, on the threads of [`hash_pool`] if there are any.
+/// Does both at a time: `pooled` on a thread of [`hash_pool`], if there are any, and `here` on the
+/// calling thread, so that it may wait for other threads.
 #[cfg(feature = "convert")]
-pub(crate) fn hash_both(left: impl FnOnce() + Send, right: impl FnOnce() + Send) {
+pub(crate) fn hash_both(pooled: impl FnOnce() + Send, here: impl FnOnce()) {
     match hash_pool() {
-        Some(pool) => drop(pool.join(left, right)),
+        Some(pool) => pool.in_place_scope(|scope| {
+            scope.spawn(|_| pooled());
+            here();
+        }),
         None => {
-            left();
-            right();
+            pooled();
+            here();
         }
     }
 }

@@ -4,7 +4,7 @@
 //! order:
 //!
 //! ```text
-//!             jobs (read, slot)               results
+//!             jobs (read, claim)              results
 //!  control  ---------------------> readers ------------> control
 //!     |  ^                         read, then start the copy if the layer has its arena
 //!     |  +-- signals: the next layer is wanted, a layer was dropped, cancel

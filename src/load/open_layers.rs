@@ -18,7 +18,7 @@ use super::hash::TensorHash;
 use super::permits::Permit;
 use super::times::LayerTimer;
 use crate::device::Backend;
-use crate::plan::{IssuePlace, LoadPlan, PlannedLayer, ReadOrder, Turn};
+use crate::plan::{IssuePlace, LoadPlan, NextRead, PlannedLayer, ReadOrder};
 use crate::staging::{Filled, Slot};
 
 /// The turns of a stream, and the next read to issue.
@@ -73,12 +73,12 @@ impl Turns {
         self.layer(turn).is_kept && self.pass(turn) > 0
     }
 
-    /// The next read to issue, with the turn of its layer; `None` after the last one.
-    pub(super) fn next_read(&self) -> Option<Turn> {
+    /// The turn of the next read to issue, and its number; `None` after the last one.
+    pub(super) fn next_read(&self) -> Option<(usize, u32)> {
         let layers = self.plan.layers().len();
-        let Turn { layer, read } = self.plan.turn(self.place)?;
+        let NextRead { layer, read } = self.plan.read_at(self.place)?;
         let turn = self.pass.checked_mul(layers)?.checked_add(layer)?;
-        (turn < self.total).then_some(Turn { layer: turn, read })
+        (turn < self.total).then_some((turn, read))
     }
 
     /// Moves past the next read, into the next pass if there is one. Kept layers are not read
@@ -86,8 +86,8 @@ impl Turns {
     pub(super) fn advance(&mut self) {
         self.place = self.plan.behind(self.place);
         loop {
-            match self.plan.turn(self.place) {
-                Some(turn) if self.pass == 0 || !self.plan.layers()[turn.layer].is_kept => return,
+            match self.plan.read_at(self.place) {
+                Some(read) if self.pass == 0 || !self.plan.layers()[read.layer].is_kept => return,
                 Some(_) => self.place = self.plan.behind(self.place),
                 None if self.goes_on
                     && (self.pass + 1).saturating_mul(self.plan.layers().len()) < self.total =>

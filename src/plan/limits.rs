@@ -56,8 +56,8 @@ pub struct PlanLimits {
     pub resident: ResidentKind,
     /// How tensors get into the arena of their layer.
     pub landing: Landing,
-    /// Other memory that counts against the same budget.
-    pub(crate) beside: Vec<MemoryTerm>,
+    /// Terms of the caller (a conversion's buffers and lists) that count against the same budget.
+    pub(crate) other_terms: Vec<MemoryTerm>,
 }
 
 impl PlanLimits {
@@ -84,7 +84,7 @@ impl PlanLimits {
             alignment: Alignment::PAGE,
             resident: ResidentKind::Host,
             landing: Landing::Exact,
-            beside: Vec::new(),
+            other_terms: Vec::new(),
         }
     }
 

@@ -192,7 +192,8 @@ impl MemoryTerms {
         self.ring
     }
 
-    pub(super) fn settle(
+    /// Divides the budget: the fixed terms, and the largest useful ring that fits the rest.
+    pub(super) fn divide(
         checkpoint: &Checkpoint,
         grouping_bytes: u64,
         layout: &Layout,
@@ -212,7 +213,7 @@ impl MemoryTerms {
             let bytes = to_u64(layout.placements.len()).saturating_mul(HASH_BYTES);
             fixed.push(MemoryTerm::new(TermKind::Hashes, bytes));
         }
-        fixed.extend(limits.beside.iter().copied());
+        fixed.extend(limits.other_terms.iter().copied());
         let fixed_bytes = fixed.iter().fold(0_u64, |sum, term| sum.saturating_add(term.bytes));
         let row_blocks = row_blocks(&layout.placements, limits.alignment);
         let scratch = if row_blocks > 0 { Scratch::OfScales } else { Scratch::None };
@@ -289,7 +290,7 @@ impl Needs {
         let others = [
             (TermKind::MappedWindows.name(), self.window_bytes),
             (TermKind::Scales.name(), self.scratch_bytes),
-            ("metadata and plan", self.fixed_bytes),
+            ("everything else", self.fixed_bytes),
         ];
         for (name, bytes) in others {
             if bytes > 0 {

@@ -49,7 +49,7 @@ pub use self::memory::{HOST_BUDGET_FLOOR_BYTES, MemoryTerms, RingShape};
 pub use self::operations::{CastOp, CopyOp, MoveOp, Placement, PlannedLayer, ReadOp};
 pub(crate) use self::operations::{Group, Transform};
 pub use self::options::{HandOut, LoadOptions, Passes, ReadOrder, Window};
-pub(crate) use self::order::{IssuePlace, Turn};
+pub(crate) use self::order::{IssuePlace, NextRead};
 pub use self::quantise::QuantiseRule;
 pub use self::quantise::{
     Quantisation, QuantiseChoice, QuantiseOp, Quantised, QuantisedPart, SCALE_SUFFIX, UnknownQuantisation,
@@ -209,7 +209,7 @@ impl LoadPlan {
         let list_bytes = to_u64(size_of_val(&*runs)) + to_u64(size_of_val(&*order));
         let quantised = QuantisedTensors::of(checkpoint, &layout.placements);
         let list_bytes = list_bytes + parts.as_ref().map_or(0, Parts::held_bytes) + quantised.held_bytes();
-        let memory = MemoryTerms::settle(checkpoint, grouping_bytes, &layout, list_bytes, limits)?;
+        let memory = MemoryTerms::divide(checkpoint, grouping_bytes, &layout, list_bytes, limits)?;
         let slot_bytes = memory.ring().slot_bytes;
         let reads = ReadList::number(runs, order, &mut layout, slot_bytes, limits.alignment)?;
         let Layout { layers, placements, moves } = layout;

@@ -66,7 +66,8 @@ pub struct LoadOptions {
     /// Holes of up to this many bytes are read through: between two wanted tensors, or inside the
     /// wanted part of one. 64 KiB by default, what a disk moves in the time of one more request.
     pub hole_bytes_max: u64,
-    /// Keep a hash of every tensor that is read: 32 bytes of the budget for each. Off by default.
+    /// Hash every tensor on the way if the target keeps no bytes: 32 bytes of the budget for each.
+    /// Off by default.
     pub hash: bool,
     /// When the caller gets a layer. When it is complete, by default. The plan ignores it.
     pub hand_out: HandOut,

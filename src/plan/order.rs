@@ -39,8 +39,8 @@ pub(crate) struct IssuePlace {
 
 /// The read at a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Turn {
-    /// Its layer.
+pub(crate) struct NextRead {
+    /// The index of its layer in the plan.
     pub(crate) layer: usize,
     /// Its number.
     pub(crate) read: u32,
@@ -54,9 +54,9 @@ impl LoadPlan {
     }
 
     /// The read at a position; `None` at the end.
-    pub(crate) fn turn(&self, place: IssuePlace) -> Option<Turn> {
+    pub(crate) fn read_at(&self, place: IssuePlace) -> Option<NextRead> {
         let read = self.reads.reads_at(place.run)?.start + place.reads;
-        Some(Turn { layer: self.layers.partition_point(|layer| layer.reads.end <= read), read })
+        Some(NextRead { layer: self.layers.partition_point(|layer| layer.reads.end <= read), read })
     }
 
     /// The position behind this one.
@@ -74,7 +74,7 @@ impl LoadPlan {
     pub(crate) fn first_layer(&self) -> usize {
         match self.order {
             ReadOrder::Layers => 0,
-            ReadOrder::Files => self.turn(IssuePlace::default()).map_or(0, |turn| turn.layer),
+            ReadOrder::Files => self.read_at(IssuePlace::default()).map_or(0, |read| read.layer),
         }
     }
 
@@ -82,9 +82,9 @@ impl LoadPlan {
     pub fn reads_in_order(&self) -> impl Iterator<Item = ReadOp> {
         let mut place = IssuePlace::default();
         std::iter::from_fn(move || {
-            let turn = self.turn(place)?;
+            let next = self.read_at(place)?;
             place = self.behind(place);
-            Some(self.read(turn.read))
+            Some(self.read(next.read))
         })
     }
 

@@ -1,6 +1,6 @@
 //! The list of free slots. The only part of the ring that threads contend for; it is a file of its
-//! own so that loom explores every interleaving (`RUSTFLAGS="--cfg loom" cargo test --lib
-//! free_list`).
+//! own so that loom explores every interleaving (`RUSTFLAGS="--cfg loom" cargo test -p onelayer
+//! --lib free_list`).
 //!
 //! A slot may be claimed before it is taken. A claim promises a slot, but not which one: so a
 //! queued read holds no memory, and when its turn comes it gets the slot that was returned last.

@@ -8,9 +8,10 @@
 //!                     +------ drop ----+---- drop (waits) ----+--> free list
 //! ```
 //!
-//! The states are types ([`Slot<Empty>`], [`Slot<Filled>`]; in flight: a pending copy owns the
-//! slot), so a slot that is being read or copied cannot be filled again. Leaking a slot shrinks the
-//! ring, but is sound. The loader is the only caller.
+//! The states are types ([`Slot<Empty>`], [`Slot<Filled>`]; in flight: the device's pending copy
+//! owns the slot, or the packer of a conversion), so a slot that is being read or copied cannot be
+//! filled again. Leaking a slot shrinks the ring, but is sound. A conversion has a second ring: its
+//! write buffers.
 //!
 //! The files, in the order of what they need of each other: `memory`, `pin`, `free_list`, `ring`;
 //! `gather`, `cast` and `copy` work on the bytes of a slot.

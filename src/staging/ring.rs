@@ -214,7 +214,7 @@ impl Slot<Filled> {
         &self.bytes()[to_usize(offset_bytes)..to_usize(offset_bytes + len_bytes)]
     }
 
-    /// Marks the bytes as used: the slot may be filled again.
+    /// The bytes are not needed any more: the slot may be filled again.
     pub(crate) fn into_empty(self) -> Slot<Empty> {
         self.into_state()
     }

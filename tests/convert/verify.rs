@@ -368,7 +368,7 @@ fn an_unfinished_conversion_is_none() {
         report.notes
     );
     converted.remove_manifest();
-    assert!(is_told(&converted.verify(), ".onelayer-convert", "has not ended"));
+    assert!(is_told(&converted.verify(), ".onelayer-convert", "incomplete"));
 }
 
 #[test]

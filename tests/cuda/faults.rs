@@ -67,7 +67,9 @@ fn sweep(way: &str, mode: &str, codes: [u32; 3]) {
     std::thread::scope(|scope| {
         for _ in 0..workers {
             scope.spawn(|| {
-                while let Some((job, (call, code))) = jobs.lock().unwrap().next() {
+                loop {
+                    let job = jobs.lock().unwrap().next();
+                    let Some((job, (call, code))) = job else { break };
                     let rule = format!("*:{call}:{code}");
                     let started = Instant::now();
                     let outcome = run(way, mode, |run| run.fail(&rule).set("SEED", 1 + job));

@@ -14,7 +14,6 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use onelayer::checkpoint::{Checkpoint, OpenOptions};
-use onelayer_testing::all_or;
 use onelayer_testing::safetensors_file::with_header;
 
 const MIB: u64 = 1 << 20;
@@ -126,15 +125,15 @@ fn to_f64(bytes: u64) -> f64 {
 /// `before`, then items numbered from 0 with commas between them until the text is long enough,
 /// then `after`.
 fn repeated(before: &str, item: impl Fn(&mut String, u64), after: &str) -> String {
-    let len = all_or(12 << 20, 4 << 20);
-    let mut text = String::with_capacity(len + 1024);
+    const LEN: usize = 12 << 20;
+    let mut text = String::with_capacity(LEN + 1024);
     text.push_str(before);
     for number in 0.. {
         if number > 0 {
             text.push(',');
         }
         item(&mut text, number);
-        if text.len() > len {
+        if text.len() > LEN {
             break;
         }
     }

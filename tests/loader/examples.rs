@@ -1,7 +1,7 @@
 //! The examples are run, and say what they should: what a user copies works.
 //!
 //! Cargo builds examples with the tests, unless it is told which test to build: then `cargo build
-//! --examples` comes first.
+//! -p onelayer --examples` comes first.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 #[cfg(feature = "cuda")]
@@ -16,7 +16,7 @@ use onelayer_testing::fixture;
 fn example(name: &str) -> Command {
     let tests = std::env::current_exe().unwrap();
     let path: PathBuf = tests.ancestors().nth(2).unwrap().join("examples").join(name);
-    assert!(path.is_file(), "{} is not built: `cargo build --examples`", path.display());
+    assert!(path.is_file(), "{} is not built: `cargo build -p onelayer --examples`", path.display());
     Command::new(path)
 }
 

@@ -4,8 +4,8 @@
 //!
 //! Points are places in the load, not times: before it begins, before its nth layer is asked for,
 //! or from a thread beside it once so many bytes have been read. `ONELAYER_TRIALS=1500 cargo test
-//! --test load_changes -- --nocapture` takes more than the hundred of each run; a failure names its
-//! seed, and `ONELAYER_SEED` begins elsewhere.
+//! -p onelayer --test loader load_changes -- --nocapture` takes more than the hundred of each run;
+//! a failure names its seed, and `ONELAYER_SEED` begins elsewhere.
 #![allow(
     clippy::unwrap_used,
     clippy::as_conversions,

@@ -2,8 +2,8 @@
 //! cancels or panics when, every byte that is delivered is right, every stream ends, and no thread
 //! stays.
 //!
-//! `ONELAYER_STRESS_ROUNDS=500 cargo test --release --test load_stress` looks longer; a failure
-//! names its seed.
+//! `ONELAYER_STRESS_ROUNDS=500 cargo test --release -p onelayer --test loader load_stress` looks
+//! longer; a failure names its seed.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::collections::HashMap;

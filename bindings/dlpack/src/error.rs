@@ -43,7 +43,7 @@ pub enum ExportError {
         target: String,
     },
     /// Its bytes did not arrive.
-    #[error("tensor {tensor:?} did not arrive")]
+    #[error("the copy of tensor {tensor:?} to the device failed")]
     NotReady {
         /// The tensor.
         tensor: String,

@@ -57,7 +57,7 @@ impl DeviceMap {
         let entries: Vec<(String, Tier)> = entries.into_iter().collect();
         let mut seen = HashSet::new();
         match entries.iter().find(|(name, _)| !seen.insert(name.as_str())) {
-            Some((name, _)) => Err(FitError::BadMap { message: format!("`{name}` stands twice") }),
+            Some((name, _)) => Err(FitError::BadMap { message: format!("`{name}` occurs twice") }),
             None => Ok(Self { entries }),
         }
     }
@@ -178,7 +178,7 @@ impl<'de> Deserialize<'de> for DeviceMap {
                 let (mut entries, mut seen) = (Vec::new(), HashSet::new());
                 while let Some((name, tier)) = access.next_entry::<String, Tier>()? {
                     if !seen.insert(name.clone()) {
-                        return Err(A::Error::custom(format!("`{name}` stands twice")));
+                        return Err(A::Error::custom(format!("`{name}` occurs twice")));
                     }
                     entries.push((name, tier));
                 }
@@ -222,7 +222,7 @@ mod tests {
     fn what_is_no_map_is_refused_with_the_reason() {
         for (text, expected) in [
             ("[]", "an object of module names"),
-            (r#"{"a": 0, "a": 1}"#, "`a` stands twice"),
+            (r#"{"a": 0, "a": 1}"#, "`a` occurs twice"),
             (r#"{"a": "gpu"}"#, "\"gpu\""),
             (r#"{"a": -1}"#, "the number of a GPU"),
             (r#"{"a": 4294967296}"#, "the number of a GPU"),

@@ -16,7 +16,7 @@ pub enum FitError {
         message: String,
     },
     /// A tier is too small for its minimum.
-    #[error("{tier} has to hold at least {}, of which {reason}; its limit is {}", HumanBytes(*needed_bytes), HumanBytes(*limit_bytes))]
+    #[error("{tier} needs at least {}, of which {reason}; its limit is {}", HumanBytes(*needed_bytes), HumanBytes(*limit_bytes))]
     TooSmall {
         /// Where.
         tier: Tier,
@@ -92,7 +92,7 @@ pub enum FitError {
         alias_tier: Tier,
     },
     /// A tier would hold more than its limit.
-    #[error("{tier} has to hold {}, its limit is {}", HumanBytes(*needed_bytes), HumanBytes(*limit_bytes))]
+    #[error("{tier} needs {}, its limit is {}", HumanBytes(*needed_bytes), HumanBytes(*limit_bytes))]
     OverLimit {
         /// Where.
         tier: Tier,

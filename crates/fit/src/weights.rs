@@ -44,8 +44,8 @@ pub enum Weights {
 /// *Matrices of the layers* are, for bf16, floats of two or more dimensions in an element of a
 /// stack; for the others, what [`LoaderBuilder::quantise`](onelayer::load::LoaderBuilder::quantise)
 /// takes for a weight: two or three dimensions, rows of 32 elements or more, no biases, and no
-/// routers of experts. Embedding, head and norms keep 16 bits. Integers count as stored: they are
-/// quantised already, or not weights. So does fp8 for `fp8`.
+/// routers of experts. Embedding, head and norms keep 16 bits. Integers and floats below 8 bits
+/// count as stored: they are quantised already, or not weights. So does fp8 for `fp8`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Precision {

@@ -63,6 +63,11 @@ impl Session {
         Ok(Self { sampler, keeps_timeline: interval_ms.is_some(), baseline_taken: now, start: now })
     }
 
+    /// The measured work begins now: what was measured and said since the baseline is not part of it.
+    pub(crate) fn begin_work(&mut self) {
+        self.start = Instant::now();
+    }
+
     /// Memory before the load.
     pub(crate) fn baseline(&self) -> Point {
         point(&self.sampler.baseline().memory)

@@ -219,7 +219,7 @@ fn note_unfinished(root: &Path, has_manifest: bool, findings: &mut Findings) {
     if has_manifest {
         findings.note(format!("{WORK_FOLDER} is left of a conversion: the same command removes it"));
     } else {
-        let what = "a conversion into this directory has not ended; the same command goes on with it";
+        let what = "a conversion into this directory is incomplete; the same command resumes it";
         findings.differ(WORK_FOLDER, what.to_owned());
     }
 }

@@ -46,9 +46,8 @@ fn schedules(mode: &str, seed: u64, count: u32, is_broken: bool) -> SimOutcome {
     })
 }
 
-/// Twelve hundred layers (ten times as many in a thorough check) through rings of two to four slots:
-/// no slot is filled again before the device has read it. `ONELAYER_SCHEDULES` sets the number of
-/// each of the 48 kinds.
+/// Many layers through rings of two to four slots: no slot is filled again before the device has
+/// read it. `ONELAYER_SCHEDULES` sets the number of layers of each of the 48 kinds.
 #[test]
 fn slots_are_never_used_again_too_early() {
     let count: u32 =

@@ -401,7 +401,7 @@ mod tests {
         })
     }
 
-    /// `cargo test --release --lib cast::tests::speed -- --ignored --nocapture`
+    /// `cargo test --release -p onelayer --lib cast::tests::speed -- --ignored --nocapture`
     #[test]
     #[ignore = "a measurement"]
     #[allow(clippy::print_stderr, reason = "that is what it is for")]

@@ -466,7 +466,8 @@ mod tests {
         assert_eq!(quantise_step(&mut slot, &step(form, 6)), Err(NotFinite { row: 8 }));
     }
 
-    /// Prints rates: `cargo test --release --lib quantise::tests::speed -- --ignored --nocapture`.
+    /// Prints rates: `cargo test --release -p onelayer --lib quantise::tests::speed -- --ignored
+    /// --nocapture`.
     #[test]
     #[ignore = "measures"]
     #[allow(clippy::print_stderr, reason = "that is what it is for")]

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{Item, UseTree};
 
@@ -172,5 +173,38 @@ impl<'ast> Visit<'ast> for Paths<'_> {
             self.found.extend(absolute(self.root, &self.module, &words, false));
         }
         visit::visit_path(self, path);
+    }
+
+    fn visit_macro(&mut self, called: &'ast syn::Macro) {
+        self.visit_tokens(called.tokens.clone());
+        visit::visit_macro(self, called);
+    }
+}
+
+impl Paths<'_> {
+    /// Looks for paths in the arguments of a macro, which are tokens: words with `::` between.
+    fn visit_tokens(&mut self, tokens: TokenStream) {
+        let (mut words, mut colons) = (Path::new(), 0);
+        for token in tokens.into_iter().map(Some).chain([None]) {
+            match token {
+                Some(TokenTree::Punct(mark)) if mark.as_char() == ':' => {
+                    colons += 1;
+                    continue;
+                }
+                Some(TokenTree::Ident(word)) if colons == 2 => words.push(word.to_string()),
+                other => {
+                    if words.len() > 1 {
+                        self.found.extend(absolute(self.root, &self.module, &words, false));
+                    }
+                    words.clear();
+                    match other {
+                        Some(TokenTree::Ident(word)) => words.push(word.to_string()),
+                        Some(TokenTree::Group(group)) => self.visit_tokens(group.stream()),
+                        _ => {}
+                    }
+                }
+            }
+            colons = 0;
+        }
     }
 }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use syn::{Attribute, Item, ItemMod};
+use syn::punctuated::Punctuated;
+use syn::{Attribute, Item, ItemMod, Meta};
 
 /// A library or a program: the files of one tree of modules.
 #[derive(Debug)]
@@ -88,21 +89,29 @@ fn drop_tests(items: &mut Vec<Item>) {
 
 /// True under `#[cfg(test)]`, `#[cfg(all(test, ...))]`, `#[cfg(any(test, fuzzing))]` and `#[test]`.
 fn is_only_for_tests(attributes: &[Attribute]) -> bool {
-    attributes.iter().any(|attribute| {
-        if attribute.path().is_ident("test") {
-            return true;
-        }
-        let syn::Meta::List(list) = &attribute.meta else { return false };
-        let words = list.tokens.to_string();
-        list.path.is_ident("cfg")
-            && words.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "test")
-            && !words.contains("not")
+    attributes.iter().any(|attribute| match &attribute.meta {
+        Meta::List(list) if list.path.is_ident("cfg") => list.parse_args().is_ok_and(|of| needs_tests(&of)),
+        meta => meta.path().is_ident("test"),
     })
+}
+
+/// True if a condition of `cfg` holds in tests and under a fuzzer alone.
+fn needs_tests(condition: &Meta) -> bool {
+    let Meta::List(list) = condition else {
+        return condition.path().is_ident("test") || condition.path().is_ident("fuzzing");
+    };
+    let parse = Punctuated::<Meta, syn::Token![,]>::parse_terminated;
+    let Ok(parts) = list.parse_args_with(parse) else { return false };
+    match () {
+        () if list.path.is_ident("all") => parts.iter().any(needs_tests),
+        () if list.path.is_ident("any") => parts.iter().all(needs_tests),
+        () => false,
+    }
 }
 
 fn path_attribute(attributes: &[Attribute]) -> Option<String> {
     attributes.iter().find_map(|attribute| match &attribute.meta {
-        syn::Meta::NameValue(pair) if pair.path.is_ident("path") => {
+        Meta::NameValue(pair) if pair.path.is_ident("path") => {
             let value = &pair.value;
             Some(quote::quote!(#value).to_string().trim_matches('"').to_owned())
         }

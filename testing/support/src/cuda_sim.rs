@@ -1,4 +1,4 @@
-//! Runs programs on the simulated CUDA driver (`crates/cuda-sim`), and reads what it reports.
+//! Runs programs on the simulated CUDA driver (`testing/cuda-sim`), and reads what it reports.
 //!
 //! The driver is a library that nothing links: cargo gives tests no path to one, and builds none
 //! for them. So it is built here, once, by the cargo that runs the tests, into a target folder of

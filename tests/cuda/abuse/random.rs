@@ -373,8 +373,8 @@ fn random_callers_and_faults() {
     assert!(words.is_empty(), "{}", words.join("\n"));
 }
 
-/// `ONELAYER_START=1 ONELAYER_COUNT=1000 cargo test --test cuda_abuse random::fuzz_plain --
-/// --ignored --exact --nocapture`
+/// `ONELAYER_START=1 ONELAYER_COUNT=1000 cargo test -p onelayer --test cuda
+/// abuse::random::fuzz_plain -- --ignored --exact --nocapture`
 #[test]
 #[ignore = "long"]
 fn fuzz_plain() {
@@ -481,8 +481,8 @@ fn faulty_random(seed: u64) -> Option<String> {
     (!may_leak && !report.leaks().is_empty()).then(|| format!("{}\n{:?}", words(), report.leaks()))
 }
 
-/// `ONELAYER_START=1 ONELAYER_COUNT=1000 cargo test --test cuda_abuse random::fuzz_faults --
-/// --ignored --exact --nocapture`
+/// `ONELAYER_START=1 ONELAYER_COUNT=1000 cargo test -p onelayer --test cuda
+/// abuse::random::fuzz_faults -- --ignored --exact --nocapture`
 #[test]
 #[ignore = "long"]
 fn fuzz_faults() {

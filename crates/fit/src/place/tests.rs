@@ -1,4 +1,4 @@
-//! Small cases worked out by hand; tests/fit_inventories.rs has the large ones.
+//! Small cases worked out by hand; `tests/fit/inventories.rs` has the large ones.
 
 use super::super::cache::{CacheKind, CacheModel, CacheType, LayerCache};
 use super::*;
@@ -148,7 +148,7 @@ fn a_batch_beyond_all_numbers_is_refused() {
 fn a_refusal_names_the_place_and_what_it_needs() {
     let error = demand(&[10, 30]).place(&limits(&[5], Some(20)), &NO_CONTEXT).unwrap_err();
     assert!(error.is_over_budget());
-    assert!(error.to_string().starts_with("the host has to hold at least 30 B"), "{error}");
+    assert!(error.to_string().starts_with("the host needs at least 30 B"), "{error}");
 }
 
 #[test]

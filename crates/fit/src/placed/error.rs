@@ -43,7 +43,7 @@ pub enum PlacedError {
         reserve_bytes: u64,
     },
     /// The load of one tier was refused or failed.
-    #[error("loading what belongs on {tier} failed")]
+    #[error("cannot load the layers of {tier}")]
     Load {
         /// The place.
         tier: Tier,

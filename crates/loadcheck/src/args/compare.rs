@@ -5,10 +5,10 @@ use clap::Args;
 use super::{CacheArg, ExportArgs, LoadArgs, OutputArgs, PictureArgs};
 
 /// First line of the help of `compare`, and its examples.
-pub(super) const COMPARE_ABOUT: &str = "Compares what ways of loading SOURCE cost, side by side
+pub(super) const COMPARE_ABOUT: &str = "Compares the cost of ways to load SOURCE
 
 Every run is a fresh process. Rounds are interleaved (each way once a round, another one first each time), so that a busy machine \
-is busy for all of them. The page cache is brought into the state that --cache asks for before every run, and looked at. Memory \
+is busy for all of them. Before every run the page cache is set to the state of --cache, and checked. Memory \
 is the highest of all runs, time the median.
 
   stream   this program's: through a ring, within the budget
@@ -17,8 +17,9 @@ is the highest of all runs, time the median.
   pread    reads one tensor at a time into memory of its own; kept, unless --device none
   direct   the same past the page cache
 
-The others than stream have one thread and no tricks, and end in memory of the host, whatever --device says. A way that fails or is killed is a row that says so, and is \
-not run again; the others go on. What memory cannot hold is refused before it begins, and a row too.
+The other strategies use one thread and load to host memory, whatever --device says. A strategy that fails or is killed gets \
+a row that says so, and is not run again; the others go on. One that would not fit in memory is refused before it starts, and \
+gets a row too.
 
 Exit code 5 if a row failed, 2 if a command cannot be started. A row that was refused, or that the kernel killed for want of memory, \
 is a result, as long as another one completed.
@@ -36,8 +37,8 @@ pub(crate) struct CompareArgs {
     pub(crate) load: LoadArgs,
     /// stream, mmap, read, pread or direct; repeatable
     ///
-    /// Without any: stream, mmap and read. The same twice shows how much the machine varies. Where
-    /// a --cmd has {strategy} in it, names are free text that is put there, one row each.
+    /// Default: stream, mmap and read. The same twice shows how much the machine varies. If a --cmd
+    /// contains {strategy}, NAME is any text and replaces it, one row each.
     #[arg(short, long = "strategy", value_name = "NAME", help_heading = "Compare")]
     pub(crate) strategies: Vec<String>,
     /// A command that loads, such as 'python load.py {source}'

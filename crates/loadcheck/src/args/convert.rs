@@ -80,7 +80,7 @@ pub(crate) struct FileArgs {
     /// the default.
     #[arg(long, value_name = "HOW", hide_possible_values = true)]
     pub(crate) experts: Option<ExpertsArg>,
-    /// The way back: one file, or a few
+    /// Merge into one file or shards of --max-shard-size
     ///
     /// Undoes the split into layers: shards of at most --max-shard-size, filled tensor by tensor,
     /// or one file without it.
@@ -118,8 +118,8 @@ pub(crate) struct TensorArgs {
     pub(crate) quantise: Option<Quantise>,
     /// Quantise the weights whose name matches, and no others
     ///
-    /// In the place of the rule about layers and routers. Other tensors than floats in two or three
-    /// dimensions with rows of 32 elements or more stay as they are, whatever matches.
+    /// Replaces the rule about layers and routers. Only float tensors with two or three dimensions
+    /// and rows of 32 elements or more are quantised.
     #[arg(long, value_name = "REGEX", requires = "quantise", hide_short_help = true)]
     pub(crate) quantise_only: Option<String>,
     /// Casts by name, before --dtype
@@ -131,13 +131,14 @@ pub(crate) struct TensorArgs {
     pub(crate) dtype_rules: Option<PathBuf>,
     /// Only these: a layer's id, or a regex on names
     ///
-    /// May be repeated: what any of them takes is taken. A PATTERN that equals the id of a layer
-    /// takes that layer, any other is a regular expression on full tensor names, not anchored.
+    /// May be repeated; a tensor is selected if any PATTERN matches. A PATTERN that equals the id
+    /// of a layer takes that layer, any other is a regular expression on full tensor names, not
+    /// anchored.
     #[arg(long, value_name = "PATTERN")]
     pub(crate) select: Vec<String>,
     /// All but these; wins over --select
     ///
-    /// May be repeated. A PATTERN is what it is for --select.
+    /// May be repeated. PATTERN as for --select.
     #[arg(long, value_name = "PATTERN")]
     pub(crate) exclude: Vec<String>,
     /// Write tied weights once
@@ -163,8 +164,8 @@ pub(crate) struct WorkArgs {
     pub(crate) verify: bool,
     /// Most host memory the conversion may hold
     ///
-    /// Enforced, or refused with the smallest budget that works. Sizes: 512Mi, 10GiB, 10G (10^9),
-    /// 1024 (bytes), 80% of the memory limit, 2x-layer, 1.1x-largest-tensor.
+    /// A budget that is too small is refused with the smallest one that works. Sizes: 512Mi, 10GiB,
+    /// 10G (10^9), 1024 (bytes), 80% of the memory limit, 2x-layer, 1.1x-largest-tensor.
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub(crate) budget: Size,
     /// Threads that read, and as many that write [default: by the plan]
@@ -202,7 +203,7 @@ pub(crate) struct WorkArgs {
     /// the same other options.
     #[arg(long, value_name = "I/N")]
     pub(crate) part: Option<Part>,
-    /// Once all parts are there: write index and manifest
+    /// Write index and manifest once all parts exist
     #[arg(long, conflicts_with = "part")]
     pub(crate) finish: bool,
 }

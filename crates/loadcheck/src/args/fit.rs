@@ -33,10 +33,10 @@ pub(crate) struct FitArgs {
     /// each -s NAME, which is put there. May be repeated.
     #[arg(long, value_name = "COMMAND", help_heading = "Search")]
     pub(crate) cmd: Vec<String>,
-    /// stream, mmap, read, pread, direct; or for {strategy}
+    /// Strategy: stream, mmap, read, pread or direct
     ///
-    /// stream is ours, the others are habits of other loaders. With {strategy} in --cmd, any text.
-    /// May be repeated. [default: stream]
+    /// stream is this program's loader, the others do what common loaders do. If --cmd contains
+    /// {strategy}, NAME is any text and replaces it. May be repeated. [default: stream]
     #[arg(short, long = "strategy", value_name = "NAME", help_heading = "Search")]
     pub(crate) strategies: Vec<String>,
     /// Smallest limit to try
@@ -52,18 +52,18 @@ pub(crate) struct FitArgs {
     pub(crate) hi: Option<Size>,
     /// How far off the answer may be
     ///
-    /// Per cent of the answer, and then 4 MiB at least, or a size.
+    /// A percentage of the answer (at least 4 MiB), or a size.
     #[arg(long, value_name = "SIZE", default_value = "5%", help_heading = "Search")]
     pub(crate) precision: Size,
     /// Runs that must work at the answer
     ///
-    /// As many as are made without a limit, for comparison.
+    /// The same number of runs is made without a limit, for comparison.
     #[arg(short, long, value_name = "N", default_value_t = 3, help_heading = "Search",
           value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) runs: u32,
-    /// Stop a run that takes N times as long
+    /// Stop runs N times slower than without a limit
     ///
-    /// As without a limit, and 5 s. Such a limit counts as one that does not work.
+    /// A run may always take 5 s more. A limit under which a run is stopped counts as too small.
     #[arg(long, value_name = "N", default_value_t = 10, help_heading = "Search", hide_short_help = true,
           value_parser = clap::value_parser!(u32).range(2..=10_000))]
     pub(crate) max_slowdown: u32,
@@ -80,12 +80,12 @@ pub(crate) struct FitArgs {
         hide_possible_values = true
     )]
     pub(crate) cache: CacheArg,
-    /// Print ready lines: k8s, docker, systemd, args
+    /// Print the limit for k8s, docker, systemd or args
     ///
     /// On stdout, and nothing else; what was tried goes to stderr.
     #[arg(long, value_name = "FOR", help_heading = "Output", hide_possible_values = true)]
     pub(crate) emit: Option<EmitArg>,
-    /// What --emit adds
+    /// Percentage that --emit adds
     #[arg(long, value_name = "PERCENT", default_value = "25%", value_parser = parse_percent, help_heading = "Output")]
     pub(crate) headroom: u64,
     #[command(flatten)]

@@ -26,12 +26,13 @@ read every byte that was delivered. Cycles to warm up are not counted: caches, a
   leak A            load A, use, unload, all in one process, which measures itself
   leak A B          A -> B -> A: a cycle loads A, unloads it, loads B, unloads it
   --component       the same with parts of a diffusers pipeline
-  --isolate         a process for each cycle; measured is what stays on the machine after it has ended
-  --cmd             a run of the command is a cycle; measured is what stays on the machine after it has ended: shared memory, \
+  --isolate         a process for each cycle; measures what is left on the machine when the process has ended
+  --cmd             a run of the command is a cycle; measures what is left on the machine when the process has ended: shared memory, \
 processes that it left behind, device memory. Page cache is no leak.
-  --cmd --each-line a line of its output is a cycle; measured is what its processes hold then: for a server that goes on
+  --cmd --each-line a line of its output is a cycle; measures the memory of its processes at that moment, for a running server
 
-Exit code 1 for a leak, or if a load took more memory than it promised; 6 with --strict-noise if the limit lies inside a confidence.
+Exit code 1 for a leak, or if a load took more memory than it promised; 6 with --strict-noise if the limit lies inside a confidence \
+interval.
 
 Examples:
   loadcheck leak ./model --cycles 100
@@ -45,7 +46,7 @@ Examples:
 pub(crate) struct LeakArgs {
     #[command(flatten)]
     pub(crate) load: LoadArgs,
-    /// Loaded after SOURCE was unloaded, each cycle
+    /// Sources to load next, each after unloading the last
     #[arg(value_name = "THEN", help_heading = None::<&str>, conflicts_with = "cmd")]
     pub(crate) then: Vec<OsString>,
     /// Rounds of load, use, unload that count
@@ -64,7 +65,7 @@ pub(crate) struct LeakArgs {
     pub(crate) components: Vec<String>,
     /// A fresh process for each cycle
     ///
-    /// Measured is what stays on the machine after it has ended.
+    /// Measures what is left on the machine when the process has ended.
     #[arg(long, help_heading = "Cycles", conflicts_with = "cmd")]
     pub(crate) isolate: bool,
     /// A command that loads: 'python load.py {source}'
@@ -79,17 +80,17 @@ pub(crate) struct LeakArgs {
     /// lines back: `python -u`.
     #[arg(long, value_name = "REGEX", help_heading = "Cycles", requires = "cmd")]
     pub(crate) each_line: Option<String>,
-    /// Growth a cycle: host, file, pinned, vram
+    /// Most growth per cycle: host, file, pinned, vram
     ///
-    /// The most that is no leak [default: 16KiB]; without a kind, of all. May be repeated. A kind
-    /// that is named and cannot be measured here is exit code 4.
+    /// More is a leak [default: 16KiB]. Without KIND, the limit is for every kind. May be repeated.
+    /// A kind that is named and cannot be measured here is exit code 4.
     #[arg(
         long = "max-slope",
         value_name = "[KIND=]SIZE",
         help_heading = "Limits (exit code 1 when exceeded)"
     )]
     pub(crate) max_slopes: Vec<MaxSlope>,
-    /// Exit code 6 when a limit lies inside a confidence
+    /// Exit code 6 when a limit lies inside a confidence interval
     #[arg(long, hide_short_help = true, help_heading = "Limits (exit code 1 when exceeded)")]
     pub(crate) strict_noise: bool,
     #[command(flatten)]

@@ -13,7 +13,7 @@ use crate::sizes::{Size, SizeError, parse_duration};
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Limits (exit code 1 when exceeded)")]
 pub(crate) struct LimitArgs {
-    /// host, rss, vram, pinned, cgroup, time; bare: host
+    /// host (default), rss, vram, pinned, cgroup or time
     ///
     /// Also file: mapped pages of files. May be repeated. The --max-... flags are short for it. A
     /// metric that cannot be measured here is exit code 4, never a silent pass.
@@ -33,8 +33,8 @@ pub(crate) struct LimitArgs {
     max_pinned: Option<Gate>,
     /// Most device memory
     ///
-    /// The peak on the device that is loaded to; @GPU insists on one. Exit code 4 where device
-    /// memory cannot be measured.
+    /// The peak on the target device. With @GPU, the target must be that GPU. Exit code 4 where
+    /// device memory cannot be measured.
     #[arg(long, value_name = "SIZE[@GPU]", hide_short_help = true, value_parser = vram_gate)]
     max_vram: Option<Gate>,
     /// Most time, such as 30s; mean of the runs

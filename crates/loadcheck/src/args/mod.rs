@@ -101,7 +101,7 @@ pub(crate) enum Command {
         after_long_help = Exit::table()
     )]
     Run(Box<RunArgs>),
-    /// Compares what ways of loading SOURCE cost, side by side
+    /// Compares the cost of ways to load SOURCE
     #[command(long_about = compare::COMPARE_ABOUT, after_long_help = Exit::table())]
     Compare(Box<CompareArgs>),
     /// Predicts what a load costs and what fits where, from the headers; reads no weights
@@ -186,19 +186,19 @@ pub(crate) struct LoadArgs {
     pub(crate) source: OsString,
     /// Most host memory the load may hold
     ///
-    /// The staging ring and whatever else the load holds, kept layers aside. Enforced, or refused
-    /// with the smallest budget that works. Sizes: 512Mi, 10GiB, 10G (10^9), 1024 (bytes), 80%
-    /// of the memory limit, 2x-layer, 1.1x-largest-tensor.
+    /// The staging ring and all other memory of the load, without kept layers. A budget that is too
+    /// small is refused with the smallest one that works. Sizes: 512Mi, 10GiB, 10G (10^9),
+    /// 1024 (bytes), 80% of the memory limit, 2x-layer, 1.1x-largest-tensor.
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub(crate) budget: Size,
     /// auto, buffered, mmap, direct or uring
     ///
     /// How files are read: through the page cache; by windows of a mapping that are dropped behind
     /// the cursor; past the page cache (O_DIRECT), one by one or in a queue of the kernel's
-    /// (io_uring). `auto` takes what is in the page cache from there and reads the
-    /// rest past it, in queues where bytes are copied or cast on the way, leaving the page cache as
-    /// it was; the report says what was decided for each file and why. A file that cannot be
-    /// read the way that was asked for is named in the report.
+    /// (io_uring). `auto` reads cached bytes from the page cache and the rest past it, and leaves
+    /// the page cache as it was. It uses queues where bytes are copied or cast. The report says
+    /// what was decided for each file and why. A file that cannot be read the way that was
+    /// asked for is named in the report.
     #[arg(long, value_name = "MODE", default_value = "auto", hide_possible_values = true)]
     pub(crate) io: Io,
     /// auto, cuda:N, host or none
@@ -238,8 +238,8 @@ pub(crate) struct LoadArgs {
     pub(crate) quantise: Option<Quantise>,
     /// Quantise the weights whose name matches, and no others
     ///
-    /// In the place of the rule about layers and routers. Other tensors than floats in two or three
-    /// dimensions with rows of 32 elements or more stay as they are, whatever matches.
+    /// Replaces the rule about layers and routers. Only float tensors with two or three dimensions
+    /// and rows of 32 elements or more are quantised.
     #[arg(long, value_name = "REGEX", requires = "quantise", hide_short_help = true)]
     pub(crate) quantise_only: Option<String>,
     /// Layers kept at once: N, 2GiB or all
@@ -384,9 +384,9 @@ pub(crate) struct RunArgs {
     /// Load by a device map: GPUs, host and disk at once
     ///
     /// A JSON object of modules and places, as accelerate's device_map; `plan --export-device-map`
-    /// writes one. GPUs by number, then the host, one after the other through one budget; the
-    /// disk is not read. A GPU that is not there is exit code 4, a map that does not fit the
-    /// checkpoint exit code 2 (LC0215).
+    /// writes one. GPUs are loaded in the order of their numbers, then the host, all within one
+    /// budget; the disk is not read. A GPU that is not there is exit code 4, a map that does not
+    /// fit the checkpoint exit code 2 (LC0215).
     #[arg(long, value_name = "FILE", help_heading = "Load", hide_short_help = true,
           conflicts_with_all = ["device", "window", "prefetch", "passes", "keep", "engine_time", "tp", "read_through"])]
     pub(crate) device_map: Option<PathBuf>,
@@ -397,10 +397,10 @@ pub(crate) struct RunArgs {
     pub(crate) hash: bool,
     /// Compare every delivered tensor with its file
     ///
-    /// From where it was delivered, in pieces of 1 MiB, against bytes read from the file a second
-    /// time, by other means; with --dtype, against a conversion of its own; not with
-    /// --quantise. One difference is exit code 5 (LC0508). The time it takes is not part of the
-    /// time that is measured.
+    /// Reads each tensor back in pieces of 1 MiB and compares it with its file, which separate code
+    /// reads again. With --dtype, that code casts as well. Not available with --quantise. One
+    /// difference is exit code 5 (LC0508). The time it takes is not part of the time that is
+    /// measured.
     #[arg(long, help_heading = "Load")]
     pub(crate) verify: bool,
     /// Runs, each in a fresh process

@@ -19,11 +19,11 @@ pub(crate) struct RankArgs {
     ///
     /// As engines divide common architectures for tensor parallelism: queries, keys, values, gate
     /// and up by their outputs, attention's output and down by their inputs, vocabularies by
-    /// 64, everything else whole. Rows are read as they are; of columns, short holes are read
-    /// through (`--read-through`), and the plan says how much that is.
+    /// 64, everything else whole. Parts by rows are contiguous. For parts by columns, short holes
+    /// are read through (`--read-through`), and the plan says how much that is.
     #[arg(long, value_name = "RANK/WORLD", hide_short_help = true)]
     pub(crate) tp: Option<Tp>,
-    /// Divide tensors whose name matches otherwise: REGEX=AXIS
+    /// Override how matching tensors are divided: REGEX=AXIS
     ///
     /// `=whole` leaves them whole, `=0` divides rows and `=1` columns; `=0:3` divides rows of three
     /// tensors that are fused into one, each by itself. The first rule that matches counts,

@@ -277,7 +277,7 @@ impl Session<'_> {
         if rows.iter().any(|row| row.command.is_some() && row.completed > 0) {
             notes.push("the time of a command is that of the whole program, its start included".to_owned());
             if self.config.select.is_some() {
-                notes.push("a command loads what it loads: --select is not for it".to_owned());
+                notes.push("--select does not apply to commands".to_owned());
             }
         }
         if self.config.device.has_own_memory() && rows.len() > 1 {

@@ -36,12 +36,11 @@ pub(crate) fn place(
 ) -> Result<(), Vec<Problem>> {
     let one = |problem| vec![problem];
     if load.select.is_some() || load.ranks.tp.is_some() {
-        let message = "what fits where is told of whole checkpoints: leave out --select and --tp";
+        let message = "placement is planned for whole checkpoints: leave out --select and --tp";
         return Err(vec![Problem::new(Code::Usage, message)]);
     }
     if load.quantise_only.is_some() {
-        let message =
-            "what fits where is told of weights that are quantised by the rule: leave out --quantise-only";
+        let message = "placement is planned with the default rule for quantising: leave out --quantise-only";
         return Err(vec![Problem::new(Code::Usage, message)]);
     }
     let asked = Asked::new(args, load, checkpoint, layers).map_err(one)?;

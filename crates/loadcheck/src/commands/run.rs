@@ -199,14 +199,13 @@ fn by_map(args: &RunArgs, config: LoadConfig) -> (LoadConfig, Option<Problem>) {
 /// `--verify` compares what was delivered.
 fn nothing_to_verify(config: &LoadConfig) -> Option<Problem> {
     if config.verify && config.quantise.is_some() {
-        let message =
-            "--verify compares what was delivered with its file, which --quantise makes something else of";
+        let message = "--verify compares tensors with their files; quantised tensors differ from them";
         let help =
             "`loadcheck convert --quantise ... --verify` compares with the source, quantised a second time";
         return Some(Problem::new(Code::Usage, message).at("--verify").help(help));
     }
     (config.verify && config.device == Device::None).then(|| {
-        Problem::new(Code::Usage, "--verify compares what was delivered, and --device none keeps nothing")
+        Problem::new(Code::Usage, "--verify needs tensors to compare, and --device none keeps none")
             .help("--device host keeps the layers in memory; --hash works without keeping them")
     })
 }

@@ -121,7 +121,7 @@ impl DtypeRules {
         let idle = self.rules.iter().filter(|rule| rule.decisions.load(Ordering::Relaxed) == 0);
         idle.map(|rule| {
             format!(
-                "the dtype rule in line {} ({:?}) decides about no tensor: nothing matches it, or earlier rules do",
+                "the dtype rule in line {} ({:?}) applies to no tensor: nothing matches it, or earlier rules apply",
                 rule.position.line,
                 rule.pattern.as_str()
             )

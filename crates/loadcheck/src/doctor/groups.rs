@@ -34,7 +34,7 @@ fn describe(group: &MemoryGroup) -> String {
 
 fn judge_cgroup(found: &str, made: &Result<(), ProbeError>) -> Check {
     const CONSEQUENCE: &str =
-        "no group of our own: `fit` cannot run, and the kernel's peak of a run is not known";
+        "no control group can be made: `fit` cannot run, and the kernel's peak of a run is not known";
     match made {
         Ok(()) => Check::ok("cgroup", format!("{found}; groups with a limit can be made")),
         Err(error @ ProbeError::GroupNotHere { .. }) => {
@@ -79,7 +79,8 @@ fn judge_swap(text: &str) -> Check {
     Check::limited(
         "swap",
         HumanBytes(total_bytes).to_string(),
-        "memory may be swapped out instead of a limit being hit; `fit` keeps its groups from it, `host` counts it",
+        "memory may be swapped out before a limit is hit; `fit` switches swap off for its groups, `host` includes \
+         swapped memory",
     )
     .fix("for figures that can be repeated: swapoff -a (as root)")
 }

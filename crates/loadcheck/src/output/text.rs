@@ -7,8 +7,8 @@ use super::document::{Align, Document, Part, Style, Table, Text};
 use super::escape;
 use super::terminal::{Paint, Role};
 
-/// The document as text, which ends with a newline unless it is empty. No line is wider than
-/// `width` columns where words or cells can be wrapped.
+/// The document as text, which ends with a newline unless it is empty. Notes and cells wrap inside
+/// `width`.
 pub(crate) fn draw(document: &Document, paint: Paint, width: Option<u16>) -> String {
     let mut lines = Vec::new();
     for part in document.parts() {

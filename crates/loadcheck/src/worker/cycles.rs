@@ -211,7 +211,7 @@ impl<'a> Cycles<'a> {
         let unconfirmed_bytes = self.receipt.unconfirmed_bytes + self.receipt.held_bytes;
         let note = (unconfirmed_bytes > 0).then(|| {
             let bytes = HumanBytes(unconfirmed_bytes);
-            format!("of what was unloaded, nobody confirms that {bytes} are back")
+            format!("{bytes} of the unloaded memory are not confirmed as returned")
         });
         Ok(Finished { run, unavailable, crossings: Vec::new(), notes: note.into_iter().collect(), problem })
     }

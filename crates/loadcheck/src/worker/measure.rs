@@ -46,8 +46,9 @@ pub(super) fn measure(task: &MeasureTask, cancel: &AtomicBool) -> Result<Finishe
         vram.iter().for_each(VramMeter::keep_steps);
     }
     let log = task.interval_ms.map(|_| DeliveryLog::new());
-    let session = Session::start(task.interval_ms).map_err(one)?;
+    let mut session = Session::start(task.interval_ms).map_err(one)?;
     tell_started(&session, vram.as_ref().and_then(VramMeter::baseline));
+    session.begin_work();
     let load = Load { task, session: &session, vram: vram.as_ref(), cancel };
     let (loaded, passes) = load.carry_out(&loader, verifier, log, &passes)?;
     let measurement = session.finish(|| vram.as_ref().and_then(VramMeter::after_unload)).map_err(one)?;

@@ -35,8 +35,9 @@ pub(super) fn measure(
     // Before the baseline: a compiled pattern is the program's.
     let select = config.select.as_deref().map(regex::Regex::new).transpose();
     let select = select.map_err(|error| one(bad_pattern("--select", &error)))?;
-    let session = Session::start(interval_ms).map_err(one)?;
+    let mut session = Session::start(interval_ms).map_err(one)?;
     tell_started(&session, None);
+    session.begin_work();
     let checkpoint = open_checkpoint(&config.path.0, config.opaque_dtypes)?;
     let is_wanted = |name: &str| select.as_ref().is_none_or(|select| select.is_match(name));
     let tensors: Vec<TensorId> =

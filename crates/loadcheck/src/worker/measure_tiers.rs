@@ -48,8 +48,9 @@ pub(super) fn measure(
     };
     let gpus: Vec<Gpu> = gpus_of(map).into_iter().map(open).collect::<Result<_, _>>().map_err(one)?;
     let verifier = task.load.verify.then(Verifier::new);
-    let session = Session::start(task.interval_ms).map_err(one)?;
+    let mut session = Session::start(task.interval_ms).map_err(one)?;
     tell_started(&session, None);
+    session.begin_work();
     let load = Load { task, map, gpus: &gpus, session: &session, cancel };
     let mut loaded = load.carry_out(verifier)?;
     let vrams = || gpus.iter().filter_map(|gpu| Some((gpu.tier, gpu.vram.as_ref()?)));

@@ -93,7 +93,7 @@ impl Verifier {
         let entry = tensor.entry();
         let path = &checkpoint.shard(entry.shard).path;
         let unreadable = |error: std::io::Error| {
-            let message = format!("--verify cannot read what was loaded a second time: {error}");
+            let message = format!("--verify cannot read the file again: {error}");
             Failure::Failed(Problem::new(Code::LoadFailed, message).at(path.display().to_string()))
         };
         if self.file.as_ref().is_none_or(|(shard, _)| *shard != entry.shard) {

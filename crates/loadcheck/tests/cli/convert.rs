@@ -266,7 +266,7 @@ fn rules_decide_about_types_by_name() {
     let output = run(place.path(), "convert floats out --dtype bf16 --dtype-rules rules.toml");
     assert_code(&output, 0);
     let text = stdout(&output);
-    assert!(text.contains("note: the dtype rule in line 10 (\"norm\") decides about no tensor"), "{text}");
+    assert!(text.contains("note: the dtype rule in line 10 (\"norm\") applies to no tensor"), "{text}");
     let types: Vec<(String, String)> =
         tensors(&place.path().join("out")).into_iter().map(|(name, (dtype, ..))| (name, dtype)).collect();
     let types: Vec<(&str, &str)> =

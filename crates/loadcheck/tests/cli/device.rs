@@ -181,7 +181,7 @@ fn there_is_nothing_to_verify_where_nothing_is_kept() {
     let place = workplace();
     let output = run(place.path(), "model --device none --verify");
     assert_code(&output, 2);
-    assert!(stderr(&output).contains("error[LC0202]: --verify compares"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("error[LC0202]: --verify needs tensors"), "{}", stderr(&output));
     assert_code(&run(place.path(), "model --dtype int8"), 2);
 }
 

@@ -91,8 +91,8 @@ fn an_edited_map_is_checked() {
         (r#"{"model.layers": 0}"#, "", "no place, the first is `model.embed_tokens.weight`"),
         (r#"{"": 3}"#, "--vram 1MiB", "`` is placed on GPU 3, and there are 1"),
         (r#"{"": 0, "model.layers.1.mlp": "disk"}"#, "", "layer `model.layers.1` is split"),
-        (r#"{"": 0}"#, "--vram 200KiB", "error[LC0207]: GPU 0 has to hold 402 KiB, its limit is 200 KiB"),
-        (r#"{"": "cpu"}"#, "--host 8MiB", "error[LC0207]: the host has to hold"),
+        (r#"{"": 0}"#, "--vram 200KiB", "error[LC0207]: GPU 0 needs 402 KiB, its limit is 200 KiB"),
+        (r#"{"": "cpu"}"#, "--host 8MiB", "error[LC0207]: the host needs"),
     ] {
         let (code, text) = check(map, limits);
         assert_eq!(code, 2, "{map}: {text}");
@@ -117,7 +117,7 @@ fn what_is_not_known_is_said() {
     assert!(text.contains("there is no config.json"), "{text}");
     let refused = run(place.path(), &format!("{PLAN} --vram 1MiB --host 1MiB"));
     assert_code(&refused, 2);
-    assert!(stderr(&refused).contains("the host has to hold at least 8 MiB"), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("the host needs at least 8 MiB"), "{}", stderr(&refused));
 }
 
 /// As many bytes as the plan of that load has, and the places that they fit.

@@ -107,7 +107,7 @@ fn maps_that_cannot_be_kept_name_what_is_wrong() {
         (r#"{"model.layers": "cpu"}"#, 2, "have no place"),
         (r#"{"": "cpu", "model.layers.0.mlp": "disk"}"#, 2, "layer `model.layers.0` is split"),
         (r#"{"": "gpu"}"#, 2, "LC0215"),
-        (r#"{"": "cpu", "": "disk"}"#, 2, "stands twice"),
+        (r#"{"": "cpu", "": "disk"}"#, 2, "occurs twice"),
         (r#"{"": "disk"}"#, 2, "there is nothing to load"),
         (r#"{"": "cpu", "model.layers.0": 3}"#, 4, "cannot use GPU 3 of the device map"),
     ] {

@@ -4,8 +4,8 @@
 //!
 //! The program runs behind a library of ours that counts its calls on the checkpoint over all of
 //! its processes (`load_support/shim.c`), so a point is a place in the load and not a time.
-//! `ONELAYER_TRIALS=500 cargo test --test load_interrupts -- --nocapture` draws more points than
-//! each run does.
+//! `ONELAYER_TRIALS=500 cargo test --test faults load_interrupts -- --nocapture` draws more points
+//! than each run does.
 #![allow(
     clippy::unwrap_used,
     clippy::as_conversions,
