@@ -246,7 +246,7 @@ fn memory_is_given_back() {
 #[test]
 fn what_is_known_about_many_tensors_is_given_back_too() {
     let place = tempfile::tempdir().unwrap();
-    let tensors: Vec<_> = (0..100_000_u64)
+    let tensors: Vec<_> = (0..150_000_u64)
         .map(|number| {
             let (layer, part) = (number / 200, number % 200);
             onelayer_testing::TestTensor::random(
