@@ -14,8 +14,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use onelayer::checkpoint::{Checkpoint, OpenOptions};
-use onelayer_testing::sample;
 use onelayer_testing::safetensors_file::with_header;
+use onelayer_testing::sample;
 
 const MIB: u64 = 1 << 20;
 
