@@ -34,9 +34,19 @@ impl Digest {
         Self { blake3: Hasher::new(), sha256: with_sha256.then(Sha256::new) }
     }
 
-    /// Adds the next bytes.
+    /// Adds the next bytes. Several threads hash a long piece.
     pub(super) fn update(&mut self, piece: &[u8]) {
         update_hash(&mut self.blake3, piece);
+        self.update_sha256(piece);
+    }
+
+    /// Adds the next bytes on this thread alone: where several files are hashed at a time.
+    pub(super) fn update_alone(&mut self, piece: &[u8]) {
+        self.blake3.update(piece);
+        self.update_sha256(piece);
+    }
+
+    fn update_sha256(&mut self, piece: &[u8]) {
         if let Some(sha256) = &mut self.sha256 {
             sha256.update(piece);
         }

@@ -15,9 +15,8 @@ use crate::checkpoint::{
 use crate::load::PARALLEL_BYTES_MIN;
 use crate::units::{to_u64, to_usize};
 
-/// Bytes of a file that are read at once: few enough that one thread hashes them. Several files are
-/// hashed at a time.
-const PIECE_BYTES: usize = PARALLEL_BYTES_MIN / 2;
+/// Bytes of a file that are read at once: enough to be hashed by several threads.
+const PIECE_BYTES: usize = PARALLEL_BYTES_MIN;
 /// Bytes of a file that may stay in the page cache after they were read.
 const CACHED_BYTES_MAX: u64 = 8 << 20;
 

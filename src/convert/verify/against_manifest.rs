@@ -340,7 +340,7 @@ fn check_side_file(file: &SideFileRecord, root: &Path) -> Result<Option<String>,
     let path = root.join(&file.name);
     let mut digest = Digest::new(file.sha256.is_some());
     let read = read_file(&path, |piece| {
-        digest.update(piece);
+        digest.update_alone(piece);
         Ok::<(), ConvertError>(())
     });
     let bytes = match read {

@@ -102,10 +102,10 @@ fn needs_tests(condition: &Meta) -> bool {
     };
     let parse = Punctuated::<Meta, syn::Token![,]>::parse_terminated;
     let Ok(parts) = list.parse_args_with(parse) else { return false };
-    match () {
-        () if list.path.is_ident("all") => parts.iter().any(needs_tests),
-        () if list.path.is_ident("any") => parts.iter().all(needs_tests),
-        () => false,
+    if list.path.is_ident("all") {
+        parts.iter().any(needs_tests)
+    } else {
+        list.path.is_ident("any") && parts.iter().all(needs_tests)
     }
 }
 
