@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use onelayer::checkpoint::{CacheVariables, HubCache};
-use onelayer::layers::Layers;
+use onelayer::layers::{LayerKind, Layers};
 use onelayer::{Checkpoint, LoadError, Share};
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
@@ -21,6 +21,9 @@ use crate::stream::LayerStream;
 pub(crate) struct NativeCheckpoint {
     pub(crate) inner: Checkpoint,
 }
+
+/// Name, stack, bytes and names of the tensors of a layer.
+type LayerParts<'a> = (String, Option<String>, u64, Vec<&'a str>);
 
 #[pymethods]
 impl NativeCheckpoint {
@@ -51,14 +54,19 @@ impl NativeCheckpoint {
         Ok((tensor.dtype_name, tensor.shape.to_vec(), tensor.extent.len_bytes(), path))
     }
 
-    /// Name, bytes and names of the tensors of each layer, in execution order.
-    fn layers(&self, py: Python<'_>) -> PyResult<Vec<(String, u64, Vec<&str>)>> {
+    /// Name, stack (if it is in one), bytes and names of the tensors of each layer, in execution
+    /// order.
+    fn layers(&self, py: Python<'_>) -> PyResult<Vec<LayerParts<'_>>> {
         let layers = py.detach(|| Layers::group(&self.inner));
         let layers = layers.map_err(|error| errors::of_load(py, &LoadError::Layers(error)))?;
         let describe = |layer: &onelayer::layers::Layer| {
             let tensors = || layer.tensors.iter().map(|&id| self.inner.tensor(id));
             let bytes = tensors().map(|tensor| tensor.extent.len_bytes()).sum();
-            (layer.id.as_str().to_owned(), bytes, tensors().map(|tensor| tensor.name).collect())
+            let stack = match layer.kind {
+                LayerKind::Member { stack } => Some(layers.stacks()[stack].as_str().to_owned()),
+                _ => None,
+            };
+            (layer.id.as_str().to_owned(), stack, bytes, tensors().map(|tensor| tensor.name).collect())
         };
         Ok(layers.as_slice().iter().map(describe).collect())
     }

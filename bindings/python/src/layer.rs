@@ -18,6 +18,9 @@ pub(crate) struct Layer {
     /// Index in execution order.
     #[pyo3(get)]
     index: usize,
+    /// The pass in which it was handed out.
+    #[pyo3(get, name = "pass_number")]
+    pass: u64,
     /// Size of its tensors.
     #[pyo3(get)]
     nbytes: u64,
@@ -29,10 +32,10 @@ pub(crate) struct Layer {
 impl Layer {
     pub(crate) fn new(layer: LoadedLayer, target: Target) -> Self {
         let names = layer.tensors().map(|tensor| tensor.name().to_owned()).collect();
-        let (index, nbytes) = (layer.index(), layer.tensor_bytes());
+        let (index, pass, nbytes) = (layer.index(), layer.pass(), layer.tensor_bytes());
         let resident_bytes = layer.resident_bytes();
         let held = Arc::new(Held::new(layer, target));
-        Self { held, names, index, nbytes, resident_bytes }
+        Self { held, names, index, pass, nbytes, resident_bytes }
     }
 
     fn tensor(&self, name: &str) -> PyResult<Tensor> {

@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use onelayer::{
-    FloatType, HandOut, IoMode, LoadOptions, Loader, LoaderBuilder, Rank, ReadOrder, Split, SplitRules,
-    Target, Window,
+    FloatType, HandOut, IoMode, Keep, LayerId, LoadOptions, Loader, LoaderBuilder, Passes, Quantisation, Rank,
+    ReadOrder, Split, SplitRules, Target, Window,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -20,12 +20,23 @@ pub(crate) struct Options {
     /// Layers; zero for all of them.
     window: Option<u32>,
     prefetch: Option<u32>,
+    /// How often the layers come; zero for without end.
+    passes: Option<u64>,
+    /// Names of the layers that stay from the first pass to the last.
+    keep: Option<Vec<String>>,
+    /// Names of layers, in the order in which they are handed out.
+    call_order: Option<Vec<String>>,
     /// Names of tensors.
     select: Option<HashSet<String>>,
     order: String,
     io: Option<String>,
     readers: Option<u32>,
     dtype: Option<String>,
+    quantise: Option<String>,
+    /// Names of the tensors that are quantised, instead of the rule.
+    quantise_only: Option<HashSet<String>>,
+    device_reserve: Option<u64>,
+    read_through: Option<u64>,
     /// Number of this rank and of all.
     shard: Option<(u32, u32)>,
     /// Dimensions along which tensors are cut among the ranks, by name; `None` for one that every
@@ -59,6 +70,14 @@ impl Options {
         options.io = self.io.as_deref().map_or(Ok(options.io), io)?;
         options.readers = self.readers.map(|threads| threads.max(1));
         options.dtype = self.dtype.as_deref().map(float).transpose()?;
+        options.quantise = self.quantise.as_deref().map(quantisation).transpose()?;
+        options.device_reserve_bytes = self.device_reserve.unwrap_or(options.device_reserve_bytes);
+        options.hole_bytes_max = self.read_through.unwrap_or(options.hole_bytes_max);
+        options.passes = match self.passes {
+            None => options.passes,
+            Some(0) => Passes::Endless,
+            Some(times) => Passes::Times(times),
+        };
         if let Some(seconds) = self.stall_seconds {
             options.stall_timeout = Duration::try_from_secs_f64(seconds)
                 .map_err(|error| PyValueError::new_err(format!("on_stall={seconds}: {error}")))?;
@@ -71,6 +90,15 @@ impl Options {
         let mut builder = Loader::builder(self.target()?).options(self.load_options()?);
         if let Some(names) = self.select {
             builder = builder.select(move |tensor| names.contains(tensor.name));
+        }
+        if let Some(names) = self.quantise_only {
+            builder = builder.quantise_only(move |tensor| names.contains(tensor.name));
+        }
+        if let Some(layers) = self.keep {
+            builder = builder.keep(Keep::Layers(layers.iter().map(|id| LayerId::new(id)).collect()));
+        }
+        if let Some(layers) = self.call_order {
+            builder = builder.call_order(layers.iter().map(|id| LayerId::new(id)));
         }
         if let Some((rank, world)) = self.shard {
             let cuts = self.cuts;
@@ -109,6 +137,10 @@ fn float(name: &str) -> PyResult<FloatType> {
     let types = [FloatType::Bf16, FloatType::F16, FloatType::F32];
     let found = types.into_iter().find(|float| float.to_string().eq_ignore_ascii_case(name));
     found.ok_or_else(|| unknown("dtype", name, "bf16, f16, f32"))
+}
+
+fn quantisation(name: &str) -> PyResult<Quantisation> {
+    name.parse().map_err(|_| unknown("quantise", name, "int8, fp8, int4, int4-g32, int4-g64, int4-g128"))
 }
 
 fn unknown(option: &str, found: &str, expected: &str) -> PyErr {

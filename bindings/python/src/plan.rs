@@ -22,6 +22,8 @@ pub(crate) struct Plan {
     read_bytes: u64,
     /// Layers, in delivery order.
     layers: Vec<String>,
+    /// Memory of each of them on its device.
+    layer_bytes: Vec<u64>,
     text: String,
 }
 
@@ -37,6 +39,7 @@ impl Plan {
             nbytes: plan.tensor_bytes(),
             read_bytes: plan.aligned_read_bytes(),
             layers: plan.layers().iter().map(|layer| layer.id.as_str().to_owned()).collect(),
+            layer_bytes: plan.layers().iter().map(|layer| layer.arena_bytes).collect(),
             text: plan.to_string(),
         }
     }

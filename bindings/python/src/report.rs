@@ -1,7 +1,9 @@
 //! A Python report of a load.
 
+use std::collections::HashMap;
+
 use onelayer::units::HumanBytes;
-use onelayer::{LoadPlan, LoadReport};
+use onelayer::{Binding, LoadPlan, LoadReport};
 use pyo3::prelude::*;
 
 /// The report of a load so far. Memory is the planned amount; the `loadcheck` marker and program
@@ -14,6 +16,10 @@ pub(crate) struct Report {
     preparing_seconds: f64,
     /// Seconds the caller waited for layers.
     waited_seconds: f64,
+    /// Seconds of waiting by cause: `disk`, `fill`, `link`, `engine`.
+    waits: HashMap<String, f64>,
+    /// Complete passes over all layers.
+    passes: u64,
     /// Number of layers handed out.
     layers: u64,
     /// Tensor bytes that have arrived.
@@ -39,6 +45,10 @@ impl Report {
             seconds: report.elapsed.as_secs_f64(),
             preparing_seconds: report.preparing.as_secs_f64(),
             waited_seconds: report.caller_waited.as_secs_f64(),
+            waits: Binding::ALL
+                .map(|cause| (cause.to_string(), report.waits.of(cause).as_secs_f64()))
+                .into(),
+            passes: report.passes,
             layers: report.layers,
             nbytes: report.tensor_bytes,
             read_bytes: report.read_bytes,

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import _native
+from ._frameworks import float_name
 from ._lazy import LazyTensor, Mode, StateDict, converter, reader_for
 from ._sizes import optional_size
 from ._sources import locate
@@ -42,6 +43,8 @@ class LayerInfo:
     nbytes: int
     keys: tuple[str, ...]
     """Names of its tensors, in file order."""
+    stack: str | None = None
+    """The stack of alike layers that it belongs to, such as ``model.layers``; ``None`` outside stacks."""
 
 
 class Checkpoint:
@@ -81,7 +84,7 @@ class Checkpoint:
     @cached_property
     def layers(self) -> list[LayerInfo]:
         """The layers, in execution order."""
-        return [LayerInfo(name, nbytes, tuple(keys)) for name, nbytes, keys in self._native.layers()]
+        return [LayerInfo(name, nbytes, tuple(keys), stack) for name, stack, nbytes, keys in self._native.layers()]
 
     @property
     def nbytes(self) -> int:
@@ -129,13 +132,24 @@ class Checkpoint:
         - ``device_budget``: maximum bytes of resident layers.
         - ``window``: maximum number of resident layers, or ``"all"``. Default: 2, the current and the next.
         - ``prefetch``: layers read ahead. Default: 2.
+        - ``passes``: how often the layers come, or ``"endless"``. Default: once. The window's memory is
+          allocated once, and the next pass is read ahead while this one is used.
+        - ``keep``: names of layers that stay resident from the first pass to the last, or
+          ``"outside"`` for those outside stacks. They come on top of the window.
+        - ``call_order``: names of all layers, in the order in which they are wanted.
         - ``select``: a regular expression, names, or a predicate on ``TensorInfo``.
         - ``order``: ``"execution"``, or with ``window="all"`` also ``"file"``.
-        - ``dtype``: ``"bf16"``, ``"f16"`` or ``"f32"``: wider floats are cast to it while loading.
+        - ``dtype``: ``"bf16"``, ``"f16"`` or ``"f32"`` (or a ``torch.dtype``): wider floats are cast to it while
+          loading.
+        - ``quantise``: ``"int8"``, ``"fp8"``, ``"int4"`` (``-g32``, ``-g64``, ``-g128``): weights of stacks
+          arrive quantised, with their scales as ``NAME_scale``. ``quantise_only`` selects other tensors,
+          like ``select``.
         - ``shard``: ``(rank, world)``: reads only this rank's part of each tensor, divided as engines
           divide common architectures. ``rules`` take precedence: a regular expression for names, and the
           dimension to divide, or ``None`` for tensors that every rank loads whole.
         - ``io``: ``"auto"``, ``"buffered"``, ``"direct"``, ``"mmap"`` or ``"uring"``; ``readers``: reads in flight.
+        - ``read_through``: holes of up to this many bytes are read through. Default: 64 KiB.
+        - ``device_reserve``: device memory that must stay free. Default: 64 MiB.
         - ``on_stall``: seconds until a caller that holds the whole window gets a ``StalledError``.
 
         Raises ``BudgetError`` if the budget is too small, and ``DeviceError`` if the device cannot be used.
@@ -198,7 +212,14 @@ class Checkpoint:
         order: str = "execution",
         io: str | None = None,
         readers: int | None = None,
-        dtype: str | None = None,
+        dtype: object = None,
+        passes: int | Literal["endless"] | None = None,
+        keep: Collection[str] | Literal["outside"] | None = None,
+        call_order: Collection[str] | None = None,
+        quantise: str | None = None,
+        quantise_only: Select | None = None,
+        read_through: int | str | None = None,
+        device_reserve: int | str | None = None,
         shard: tuple[int, int] | None = None,
         rules: Mapping[str, int | None] | None = None,
         on_stall: float | None = None,
@@ -215,11 +236,25 @@ class Checkpoint:
             "order": order,
             "io": io,
             "readers": readers,
-            "dtype": dtype,
+            "dtype": None if dtype is None else float_name(dtype),
+            "passes": _passes(passes),
+            "keep": self._kept(keep),
+            "call_order": None if call_order is None else list(call_order),
+            "quantise": quantise,
+            "quantise_only": None if quantise_only is None else self._selected(quantise_only),
+            "read_through": optional_size(read_through),
+            "device_reserve": optional_size(device_reserve),
             "shard": shard,
             "cuts": self._cuts(rules or {}),
             "stall_seconds": None if on_stall is None else float(on_stall),
         }
+
+    def _kept(self, keep: Collection[str] | str | None) -> list[str] | None:
+        if keep == "outside":
+            return [layer.name for layer in self.layers if layer.stack is None]
+        if isinstance(keep, str):
+            raise ValueError(f"keep={keep!r}: expected names of layers, or 'outside'")
+        return None if keep is None else list(keep)
 
     def _cuts(self, rules: Mapping[str, int | None]) -> dict[str, int | None]:
         """The dimension for each name, from the first rule that matches it."""
@@ -274,6 +309,15 @@ def _target(device: object) -> str:
         return f"cuda:{device}"
     name = str(device)
     return {"cpu": "host", "cpu:0": "host", "cuda": "cuda:0"}.get(name, name)
+
+
+def _passes(passes: int | str | None) -> int | None:
+    """Zero stands for without end."""
+    if passes == "endless":
+        return 0
+    if passes is None or (isinstance(passes, int) and passes > 0):
+        return passes
+    raise ValueError(f"passes={passes!r}: expected a number of passes, or 'endless'")
 
 
 def _window(window: int | str | None) -> int | None:

@@ -65,6 +65,12 @@ def torch_dtype(name: str) -> torch.dtype:
     return found
 
 
+def float_name(dtype: object) -> str:
+    """``bf16``, ``f16`` or ``f32`` for that name, for ``"bfloat16"`` and the like, or for a torch or numpy type."""
+    name = str(getattr(dtype, "__name__", dtype)).removeprefix("torch.")
+    return {"bfloat16": "bf16", "float16": "f16", "half": "f16", "float32": "f32", "float": "f32"}.get(name, name)
+
+
 def torch_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
     """The shape in elements of ``torch_dtype``: a pair of 4-bit floats is one element."""
     return (*shape[:-1], shape[-1] // 2) if name == "F4" else tuple(shape)

@@ -20,7 +20,7 @@ class NativeCheckpoint:
     def __len__(self) -> int: ...
     def __contains__(self, name: str, /) -> bool: ...
     def describe(self, name: str) -> tuple[str, list[int], int, os.PathLike[str]]: ...
-    def layers(self) -> list[tuple[str, int, list[str]]]: ...
+    def layers(self) -> list[tuple[str, str | None, int, list[str]]]: ...
     @property
     def nbytes(self) -> int: ...
     def files(self) -> list[tuple[os.PathLike[str], list[tuple[str, str]]]]: ...
@@ -105,6 +105,9 @@ class Layer:
     @property
     def index(self) -> int:
         """Index in execution order, from 0."""
+    @property
+    def pass_number(self) -> int:
+        """The pass in which it was handed out, from 0."""
     @property
     def nbytes(self) -> int:
         """Size of its tensors, in bytes."""
@@ -203,6 +206,9 @@ class Plan:
     @property
     def layers(self) -> list[str]:
         """Names of the layers, in delivery order."""
+    @property
+    def layer_bytes(self) -> list[int]:
+        """Memory of each of ``layers`` on its device, in bytes."""
 
 @final
 class Report:
@@ -216,6 +222,13 @@ class Report:
     @property
     def waited_seconds(self) -> float:
         """Seconds the caller waited for layers."""
+    @property
+    def waits(self) -> dict[str, float]:
+        """Seconds of waiting by cause: the caller waited for ``disk``, ``fill`` (casts, copies) or ``link``;
+        the loader waited for the caller (``engine``)."""
+    @property
+    def passes(self) -> int:
+        """Complete passes over all layers."""
     @property
     def layers(self) -> int:
         """Number of layers handed out."""

@@ -30,3 +30,13 @@ def parse_size(size: int | str) -> int:
 def optional_size(size: int | str | None) -> int | None:
     """Like ``parse_size``; ``None`` stays ``None``."""
     return None if size is None else parse_size(size)
+
+
+def human_size(size: int) -> str:
+    """A size as people write it: ``1.5 GiB``."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

@@ -1,0 +1,325 @@
+"""Forwards with weights that come just in time: equal to plain ones, inside their memory, for real architectures."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import transformers
+from torch import nn
+
+import onelayer
+import onelayer.torch
+from onelayer.torch import stream_forward
+
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 500,
+    "max_position_embeddings": 128,
+}
+RING = "8MiB"
+LAYER = 200 << 10
+"""More than a layer of these models takes."""
+
+
+def llama(**changes: Any) -> transformers.LlamaConfig:
+    return transformers.LlamaConfig(**{**SMALL, "architectures": ["LlamaForCausalLM"], **changes})
+
+
+def saved(config: Any, folder: Path, **options: Any) -> Any:
+    """A model with random weights, saved."""
+    torch.manual_seed(1)
+    model = getattr(transformers, config.architectures[0])._from_config(config).eval()
+    model.save_pretrained(folder, **options)
+    return model
+
+
+def least(folder: Path, model: nn.Module, **options: Any) -> int:
+    """The smallest memory, as the refusal names it."""
+    with pytest.raises(onelayer.BudgetError) as caught:
+        stream_forward(model, folder, memory=1, budget=RING, **options)
+    return caught.value.required
+
+
+TOKENS = torch.arange(5, 13)[None]
+DECODERS: dict[str, Callable[[], Any]] = {
+    "llama": llama,
+    "llama, tied": lambda: llama(tie_word_embeddings=True),
+    "gemma": lambda: transformers.GemmaConfig(**SMALL, head_dim=16, architectures=["GemmaForCausalLM"]),
+    "qwen2": lambda: transformers.Qwen2Config(**SMALL, architectures=["Qwen2ForCausalLM"]),
+    "gpt2": lambda: transformers.GPT2Config(
+        n_embd=64, n_layer=5, n_head=4, vocab_size=500, architectures=["GPT2LMHeadModel"]
+    ),
+    "phi": lambda: transformers.PhiConfig(**{**SMALL, "num_key_value_heads": 4}, architectures=["PhiForCausalLM"]),
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("way", ["smallest", "some kept", "fits"])
+def test_logits_are_those_of_the_whole_model(name: str, way: str, tmp_path: Path) -> None:
+    config = DECODERS[name]()
+    plain = saved(config, tmp_path)
+    model = onelayer.torch.empty(config)
+    needed = least(tmp_path, model)
+    memory = {"smallest": needed, "some kept": needed + 3 * LAYER, "fits": 1 << 30}[way]
+    with torch.no_grad(), stream_forward(model, tmp_path, memory=memory, budget=RING) as handle:
+        assert handle.plan.needed <= memory
+        assert bool(handle.plan.streamed) == (way != "fits")
+        for _ in range(3):
+            assert torch.equal(model(TOKENS).logits, plain(TOKENS).logits)
+        assert (handle.report.forwards, handle.report.restarts) == (3, 0)
+    assert all(parameter.device.type == "meta" for parameter in model.parameters())
+
+
+def test_generation_gives_the_same_tokens(tmp_path: Path) -> None:
+    plain = saved(llama(), tmp_path)
+    model = onelayer.torch.empty(llama())
+    model.generation_config = plain.generation_config
+    with torch.inference_mode(), stream_forward(model, tmp_path, memory=least(tmp_path, model), budget=RING) as handle:
+        options = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
+        assert torch.equal(model.generate(TOKENS, **options), plain.generate(TOKENS, **options))
+        assert handle.report.forwards == 10
+        assert "forwards" in str(handle.report)
+
+
+def test_a_decoder_goes_on_without_its_encoder(tmp_path: Path) -> None:
+    config = transformers.T5Config(
+        d_model=64, d_ff=128, num_layers=4, num_heads=4, d_kv=16, vocab_size=500, architectures=["T5ForConditionalGeneration"]
+    )
+    plain = saved(config, tmp_path)
+    model = onelayer.torch.empty(config)
+    model.generation_config = plain.generation_config
+    with torch.no_grad(), stream_forward(model, tmp_path, memory=least(tmp_path, model), budget=RING) as handle:
+        assert len(handle.plan.streamed) == 8
+        options = {"max_new_tokens": 6, "do_sample": False, "decoder_start_token_id": 0}
+        for _ in range(2):
+            assert torch.equal(model.generate(TOKENS, **options), plain.generate(TOKENS, **options))
+        # The first token of each text, and the second, which needs no encoder.
+        assert handle.report.restarts <= 4
+
+
+def test_other_dtypes(tmp_path: Path) -> None:
+    saved(llama(), tmp_path)
+    plain = transformers.LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    model = onelayer.torch.empty(llama(), dtype=torch.bfloat16)
+    for dtype in (torch.bfloat16, "bfloat16", "bf16"):
+        with torch.no_grad(), stream_forward(model, tmp_path, memory=(8 << 20) + (400 << 10), budget=RING, dtype=dtype) as handle:
+            assert handle.plan.streamed
+            assert torch.equal(model(TOKENS).logits, plain(TOKENS).logits)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x)))) * self.scale
+
+
+class Stack(nn.Module):
+    def __init__(self, width: int = 64, depth: int = 6) -> None:
+        super().__init__()
+        self.embed = nn.Linear(8, width)
+        self.layers = nn.ModuleList(Block(width) for _ in range(depth))
+        self.order = list(range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for index in self.order:
+            x = self.layers[index](x)
+        return x
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> tuple[Stack, Stack, Path]:
+    """A whole module, an empty one, and a file of its weights."""
+    torch.manual_seed(2)
+    plain = Stack()
+    path = tmp_path / "stack.safetensors"
+    safetensors.torch.save_file(plain.state_dict(), path)
+    return plain, onelayer.torch.empty(Stack), path
+
+
+X = torch.linspace(-1, 1, 16).reshape(2, 8)
+
+
+def streamed(model: nn.Module, path: Path, **options: Any) -> Any:
+    return stream_forward(model, path, memory=least(path, model), budget=RING, **options)
+
+
+def test_another_order_of_calls_is_followed(stack: tuple[Stack, Stack, Path]) -> None:
+    plain, model, path = stack
+    with torch.no_grad(), streamed(model, path) as handle:
+        for order in ([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [0, 0, 1], [2, 4], [3]):
+            plain.order = model.order = order
+            assert torch.equal(model(X), plain(X))
+        assert handle.report.restarts > 0
+        assert handle.report.read_bytes > 0
+
+
+def test_a_layer_that_fails_leaves_the_next_forward_whole(stack: tuple[Stack, Stack, Path]) -> None:
+    plain, model, path = stack
+    with torch.no_grad(), streamed(model, path):
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="shape"):
+                model.layers[0](torch.ones(2, 9))
+            assert torch.equal(model(X), plain(X))
+
+
+def test_gradients_are_refused(stack: tuple[Stack, Stack, Path]) -> None:
+    plain, model, path = stack
+    with streamed(model, path):
+        with pytest.raises(RuntimeError, match="gradients"):
+            model(X.clone().requires_grad_())
+        # Without anything that wants gradients there are none.
+        assert torch.equal(model(X), plain(X))
+
+
+def test_two_forwards_at_once_are_refused(stack: tuple[Stack, Stack, Path]) -> None:
+    plain, model, path = stack
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait(*_: Any) -> None:
+        inside.set()
+        go_on.wait(20)
+
+    found: list[torch.Tensor] = []
+
+    def forward() -> None:
+        with torch.no_grad():
+            found.append(model(X))
+
+    with torch.no_grad(), streamed(model, path):
+        hook = model.layers[2].norm.register_forward_pre_hook(wait)
+        thread = threading.Thread(target=forward)
+        thread.start()
+        assert inside.wait(20)
+        hook.remove()
+        with pytest.raises(RuntimeError, match="one forward at a time"):
+            model(X)
+        with pytest.raises(RuntimeError, match="one forward at a time"):
+            model.layers[2](torch.ones(1, 64))
+        go_on.set()
+        thread.join()
+        assert torch.equal(found[0], plain(X))
+
+
+def test_a_compiled_module(stack: tuple[Stack, Stack, Path]) -> None:
+    plain, model, path = stack
+    with torch.no_grad(), streamed(model, path):
+        compiled = torch.compile(model, backend="eager")
+        for _ in range(3):
+            assert torch.equal(compiled(X), plain(X))
+
+
+def test_names_that_do_not_fit_are_told(stack: tuple[Stack, Stack, Path], tmp_path: Path) -> None:
+    plain, model, path = stack
+    state = plain.state_dict()
+    other = tmp_path / "other.safetensors"
+    safetensors.torch.save_file({f"model.{name}": tensor for name, tensor in state.items()}, other)
+    with torch.no_grad(), streamed(model, other):
+        assert torch.equal(model(X), plain(X))
+    safetensors.torch.save_file({f"t{number}": tensor for number, tensor in enumerate(state.values())}, other)
+    with pytest.raises(ValueError, match="do not fit together"):
+        stream_forward(model, other, memory="1GiB")
+    del state["layers.3.up.weight"]
+    safetensors.torch.save_file(state, other)
+    with pytest.raises(ValueError, match="layers.3.up.weight"):
+        stream_forward(model, other, memory="1GiB")
+    state["layers.3.up.weight"] = torch.ones(3, 3)
+    safetensors.torch.save_file(state, other)
+    with pytest.raises(ValueError, match="shape"):
+        stream_forward(model, other, memory="1GiB")
+
+
+def quantised(weight: torch.Tensor, form: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Values, scales, and the decoded weight, by the definitions of docs/quantise.md."""
+    if form == "int8":
+        scale = (weight.abs().amax(-1, keepdim=True) / 127).float()
+        values = (weight.float() / scale).round().clamp(-127, 127)
+        return values.to(torch.int8), scale, values * scale
+    if form == "fp8":
+        scale = (weight.abs().amax(-1, keepdim=True) / 448).float()
+        values = (weight.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+        return values, scale, values.float() * scale
+    groups = weight.float().unflatten(-1, (-1, 32))
+    scale = (groups.abs().amax(-1) / 7).to(torch.bfloat16)
+    values = (groups / scale.float()[..., None]).round().clamp(-7, 7)
+    stored = (values.flatten(-2) + 8).to(torch.uint8)
+    packed = stored[..., 0::2] | (stored[..., 1::2] << 4)
+    return packed, scale, (values * scale.float()[..., None]).flatten(-2)
+
+
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("kept", [0, 3])
+def test_quantised_weights_are_decoded_just_in_time(
+    form: str, kept: int, stack: tuple[Stack, Stack, Path], tmp_path: Path
+) -> None:
+    plain, model, path = stack
+    stored = {}
+    for name, tensor in plain.state_dict().items():
+        stored[name] = tensor
+        if name.endswith(("up.weight", "down.weight")):
+            values, scale, decoded = quantised(tensor, form)
+            stored |= {name: values, f"{name}_scale": scale}
+            plain.get_parameter(name).data.copy_(decoded)
+    safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in stored.items()}, path)
+    memory = least(path, model) + kept * ((10 << 10) if form == "int4" else (20 << 10))
+    with torch.no_grad(), stream_forward(model, path, memory=memory, budget=RING) as handle:
+        assert bool(handle.plan.streamed) and handle.plan.decoded_bytes == 2 * 64 * 128 * 4
+        for _ in range(2):
+            assert torch.equal(model(X), plain(X))
+        assert handle.report.decoding_seconds > 0
+    with torch.no_grad(), stream_forward(model, path, memory="1GiB") as handle:
+        assert not handle.plan.streamed
+        assert torch.equal(model(X), plain(X))
+
+
+def test_memory_comes_back(stack: tuple[Stack, Stack, Path]) -> None:
+    _, model, path = stack
+    with torch.no_grad():
+        for memory in (least(path, model), least(path, model) + 3 * LAYER):
+            with stream_forward(model, path, memory=memory, budget=RING):
+                model(X)
+            before = threading.active_count()
+            gc.collect()
+            held = [tensor for tensor in gc.get_objects() if isinstance(tensor, nn.Parameter) and tensor.device.type == "cpu"]
+            inside = set(map(id, model.parameters()))
+            assert not [tensor for tensor in held if id(tensor) in inside]
+            assert threading.active_count() == before
+
+
+def test_a_handle_is_entered_once(stack: tuple[Stack, Stack, Path]) -> None:
+    plain, model, path = stack
+    with torch.no_grad():
+        handle = streamed(model, path)
+        with handle:
+            assert torch.equal(model(X), plain(X))
+            with pytest.raises(RuntimeError, match="one `with` at a time"):
+                handle.__enter__()
+        with handle:
+            assert torch.equal(model(X), plain(X))
+        handle.close()
+
+
+def test_what_is_kept_by_name(stack: tuple[Stack, Stack, Path]) -> None:
+    plain, model, path = stack
+    with torch.no_grad():
+        for keep, streams in (("none", 6), (["layers.0", "layers.5"], 4)):
+            with stream_forward(model, path, memory="64MiB", budget=RING, keep=keep) as handle:
+                assert len(handle.plan.streamed) == streams
+                assert torch.equal(model(X), plain(X))

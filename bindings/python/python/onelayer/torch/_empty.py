@@ -1,0 +1,63 @@
+"""Modules without weights: parameters on the meta device, buffers with their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+_Module = TypeVar("_Module", bound=nn.Module)
+
+
+def empty(model: Callable[..., _Module] | Any, *args: Any, **kwargs: Any) -> _Module:
+    """Builds a module whose parameters have shapes and no memory. Buffers keep their values.
+
+    ``model`` is a class or a function that builds the module, called with the other arguments, or a
+    configuration of transformers, whose first architecture is built with the configuration's dtype.
+    The module is in evaluation mode.
+
+    >>> onelayer.torch.empty(MyModel, hidden=4096)
+    >>> onelayer.torch.empty(transformers.AutoConfig.from_pretrained("org/name"))
+    """
+    with parameters_on_meta():
+        built = model(*args, **kwargs) if callable(model) else _of_config(model, **kwargs)
+    return built.eval()
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Every parameter that a module registers inside goes to the meta device. Not for several threads at once."""
+    register = nn.Module.register_parameter
+
+    def registered(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(module, name, parameter)
+        if parameter is not None and parameter.device.type != "meta":
+            # The class and the attributes of the parameter stay.
+            kept = type(parameter)(parameter.to("meta"), requires_grad=parameter.requires_grad)
+            kept.__dict__.update(parameter.__dict__)
+            module._parameters[name] = kept
+
+    nn.Module.register_parameter = registered  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _of_config(config: Any, **kwargs: Any) -> Any:
+    names = getattr(config, "architectures", None)
+    if not names:
+        raise TypeError(
+            f"{type(config).__name__} names no architecture: pass the class instead, "
+            "as in onelayer.torch.empty(LlamaForCausalLM, config)"
+        )
+    import transformers
+
+    found = getattr(transformers, names[0], None)
+    if found is None:
+        raise TypeError(f"transformers has no class {names[0]}: pass the class instead of the configuration")
+    # The public way to build one class with a dtype; its name is private in every release so far.
+    return found._from_config(config, **kwargs)

@@ -1,0 +1,498 @@
+"""Forwards of modules whose weights come from a checkpoint just in time.
+
+```text
+forward pre-hook of a layer -> its weights are put into the module
+layer runs                     meanwhile the loader reads the next layers
+forward hook of the layer   -> weights are taken out, their memory goes to the next layer
+```
+
+The loader passes over the streamed layers without end, so the first layers of the next forward are read
+while the caller does something else.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._checkpoint import Checkpoint
+from .._checkpoint import open as open_checkpoint
+from .._native import Layer, LayerStream, Report
+from .._sizes import human_size, optional_size, parse_size
+from ._names import Names, Slot, match
+from ._plan import ForwardPlan, Keep, make_plan
+from ._quantised import DecodedLayer, QuantisedWeight, find_quantised
+
+# What waits for less than this share of the time is not called the limit.
+_BOUND_MIN = 0.1
+
+
+def stream_forward(
+    model: nn.Module,
+    source: str | os.PathLike[str] | Checkpoint,
+    *,
+    memory: int | str,
+    device: object = None,
+    keep: Keep = "auto",
+    window: int = 2,
+    budget: int | str | None = None,
+    dtype: Any = None,
+    quantise: str | None = None,
+    io: str | None = None,
+) -> StreamedForward:
+    """Runs ``model`` with the weights of ``source`` in ``memory`` bytes. Use it in a ``with`` statement.
+
+    The model is built without weights, by ``onelayer.torch.empty`` or under ``torch.device("meta")``. Its
+    forwards work as always, under ``torch.no_grad()`` or ``torch.inference_mode()``. After the ``with``
+    block it is empty again.
+
+    - ``memory``: limit of all weights and of reading them: what stays, a window of streamed layers, and
+      ``budget``. Activations and caches are the caller's, on top.
+    - ``device``: of the weights. Default: the CPU. Buffers are moved there.
+    - ``keep``: ``"auto"`` keeps what fits: first everything outside stacks of layers, then as many layers as
+      fit. On the CPU, a model that fits whole is mapped instead of copied, and embeddings are always
+      mapped. ``"none"`` keeps no layer of a stack, names keep these.
+    - ``window``: streamed layers in memory at once. A limit too small for two gets one.
+    - ``budget``: host memory for reading. Default: 64 MiB, or less within a small limit.
+    - ``dtype``, ``quantise``, ``io``: as in ``Checkpoint.stream``. Weights that a conversion has quantised
+      are decoded just in time to ``dtype``, or to the type that the model has.
+
+    Raises ``BudgetError`` if the smallest window does not fit, and ``ValueError`` if names or shapes of
+    model and checkpoint do not fit together.
+    """
+    if window < 1:
+        raise ValueError(f"window={window}: expected a number of layers")
+    checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    target = torch.device("cpu" if device is None else device)  # type: ignore[arg-type]
+    names = match(model, checkpoint.keys())
+    decoded_to = dtype if isinstance(dtype, torch.dtype) else None
+    quantised = find_quantised(checkpoint, names.slots, decoded_to)
+    _check_shapes(checkpoint, names, quantised)
+    if quantise is not None:
+        raise ValueError("quantise: convert the checkpoint first (loadcheck convert --quantise), and stream that")
+    options = {"dtype": dtype, "io": io}
+    plan = make_plan(
+        model,
+        checkpoint,
+        names,
+        quantised,
+        memory=parse_size(memory),
+        budget=optional_size(budget),
+        keep=keep,
+        window=window,
+        on_cpu=target.type == "cpu",
+        options={"device": target, **options},
+    )
+    return StreamedForward(model, checkpoint, names, quantised, plan, target, options)
+
+
+def _check_shapes(checkpoint: Checkpoint, names: Names, quantised: Mapping[str, QuantisedWeight]) -> None:
+    for key, slots in names.slots.items():
+        wanted = slots[0].get()
+        if wanted is None or key in quantised:
+            continue
+        stored = checkpoint.info(key).shape
+        if tuple(wanted.shape) != stored:
+            raise ValueError(f"tensor {key!r} has shape {list(stored)}, the module expects {list(wanted.shape)}")
+
+
+@dataclass(frozen=True)
+class ForwardReport:
+    """What forwards took so far. ``str(report)`` says what limits them, and what would help."""
+
+    forwards: int
+    seconds: float
+    """Time in the module's forwards."""
+    waited_seconds: float
+    """Time in which they waited for weights."""
+    decoding_seconds: float
+    """Time in which quantised weights were decoded."""
+    streamed_bytes: int
+    """Bytes that one forward reads."""
+    read_bytes: int
+    """Bytes read from files for streamed layers."""
+    restarts: int
+    """How often layers were called in another order than that of the stream."""
+    bound: str
+    """``disk``, ``fill``, ``link``, ``decoding`` or ``compute``."""
+    plan: ForwardPlan
+
+    @property
+    def advice(self) -> str:
+        """What would make forwards faster."""
+        if self.restarts > self.forwards:
+            return "layers are called in an order that changes: keep more of them"
+        if self.bound in ("disk", "fill") and self.plan.streamed:
+            short = human_size(self.streamed_bytes)
+            return f"more memory: {short} more would keep everything; or a checkpoint with quantised weights"
+        if self.bound == "link":
+            return "more device memory, to keep more layers; or quantised weights"
+        if self.bound == "decoding":
+            return "weights that are not quantised, if the disk has time to spare"
+        return "nothing to gain from loading: the module's own work takes the time"
+
+    def __str__(self) -> str:
+        each = self.seconds / self.forwards if self.forwards else 0.0
+        waited = self.waited_seconds / self.seconds if self.seconds else 0.0
+        return (
+            f"{self.forwards} forwards, {each:.2f} s each, {waited:.0%} of it waiting; "
+            f"limited by {self.bound}; {self.advice}"
+        )
+
+
+class StreamedForward:
+    """A module whose weights are there while ``with`` lasts. Made by ``stream_forward``."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        checkpoint: Checkpoint,
+        names: Names,
+        quantised: Mapping[str, QuantisedWeight],
+        plan: ForwardPlan,
+        device: torch.device,
+        options: Mapping[str, Any],
+    ) -> None:
+        self.model = model
+        self.plan = plan
+        self._checkpoint = checkpoint
+        self._names = names
+        self._quantised = quantised
+        self._device = device
+        self._options = dict(options, device=device, budget=plan.budget or None)
+        self._hooks: list[Any] = []
+        self._layers: list[_LayerHooks] = []
+        self._stream: _LayerSequence | None = None
+        self._restored: list[tuple[Slot, torch.Tensor]] = []
+        self._clock = _Clock()
+        self._is_open = False
+
+    def __enter__(self) -> StreamedForward:
+        if self._is_open:
+            raise RuntimeError("the module is streamed already: one `with` at a time")
+        self._is_open = True
+        try:
+            self._fill()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Takes all weights out of the module and frees them. Harmless when repeated."""
+        for hook in self._hooks:
+            hook.remove()
+        for layer in self._layers:
+            layer.take_out()
+        if self._stream is not None:
+            self._stream.close()
+        for slot, tensor in self._restored:
+            slot.put(tensor)
+        self._hooks, self._layers, self._restored = [], [], []
+        self._is_open = False
+
+    @property
+    def report(self) -> ForwardReport:
+        """What forwards took so far."""
+        clock = self._clock
+        stream = self._stream
+        totals = _Totals({}, 0) if stream is None else stream.totals()
+        waits = {cause: totals.waits.get(cause, 0.0) for cause in ("disk", "fill", "link")}
+        waited = 0.0 if stream is None else stream.waited_seconds
+        bound = "compute"
+        if waited > _BOUND_MIN * clock.seconds:
+            bound = max(waits, key=lambda cause: waits[cause])
+        elif clock.decoding_seconds > clock.seconds / 2:
+            bound = "decoding"
+        return ForwardReport(
+            forwards=clock.forwards,
+            seconds=clock.seconds,
+            waited_seconds=waited,
+            decoding_seconds=clock.decoding_seconds,
+            streamed_bytes=self.plan.streamed_bytes,
+            read_bytes=totals.read_bytes,
+            restarts=0 if stream is None else stream.restarts,
+            bound=bound,
+            plan=self.plan,
+        )
+
+    def __repr__(self) -> str:
+        return f"<onelayer.torch.StreamedForward of {type(self.model).__name__}: {self.plan}>"
+
+    def _fill(self) -> None:
+        """Brings what stays, and hooks the layers that come just in time."""
+        slots = [slot for places in self._names.slots.values() for slot in places]
+        self._restored = [(slot, tensor) for slot in slots if (tensor := slot.get()) is not None]
+        self._move_buffers({id(tensor) for _, tensor in self._restored})
+        if self.plan.mapped:
+            for key, tensor in self._checkpoint.state_dict(mode="mapped", select=self.plan.mapped).items():
+                self._put(key, tensor[...])
+        self._hook(self._fill_kept())
+
+    def _fill_kept(self) -> dict[str, torch.Tensor]:
+        """Reads the layers that stay. Returns the tensors of quantised weights, which stay as stored."""
+        scales = {weight.scale for weight in self._quantised.values()}
+        select = [key for name in self.plan.kept for key in self.plan.keys[name]]
+        stored: dict[str, torch.Tensor] = {}
+        if not select:
+            return stored
+        for key, tensor in self._checkpoint.tensors(select=select, window="all", order="file", **self._options):
+            if key in self._quantised or key in scales:
+                stored[key] = tensor
+            else:
+                self._put(key, tensor)
+        return stored
+
+    def _put(self, key: str, tensor: torch.Tensor) -> None:
+        for slot in self._names.slots[key]:
+            slot.put(tensor)
+
+    def _move_buffers(self, of_checkpoint: set[int]) -> None:
+        """Buffers with values go to the device of the weights."""
+        for module in self.model.modules():
+            for leaf, tensor in module._buffers.items():
+                is_here = tensor is None or tensor.device.type in ("meta", self._device.type)
+                if tensor is not None and not is_here and id(tensor) not in of_checkpoint:
+                    slot = Slot(module, leaf)
+                    self._restored.append((slot, tensor))
+                    slot.put(tensor.to(self._device))
+
+    def _hook(self, stored: Mapping[str, torch.Tensor]) -> None:
+        decoder = DecodedLayer(self._device)
+        if self.plan.streamed:
+            self._stream = stream = _LayerSequence(self._checkpoint, self.plan, self._options)
+            for name in self.plan.streamed:
+                self._hook_layer(name, self.plan.keys[name], _Streamed(name, stream), decoder)
+        for name in self.plan.kept:
+            weights = [key for key in self.plan.keys[name] if key in self._quantised]
+            if weights:
+                self._hook_layer(name, weights, _Stored(stored), decoder)
+        self._hook_module(self.model, self._clock.begin, self._clock.end)
+
+    def _hook_layer(
+        self, name: str, keys: Collection[str], weights: _Streamed | _Stored, decoder: DecodedLayer
+    ) -> None:
+        slots = {key: self._names.slots[key] for key in keys if key in self._names.slots}
+        quantised = {key: self._quantised[key] for key in keys if key in self._quantised}
+        hooks = _LayerHooks(name, slots, quantised, weights, decoder, self._clock)
+        self._layers.append(hooks)
+        module = self.model.get_submodule(self._names.module_path(name) or "")
+        self._hook_module(module, hooks.put_in, hooks.take_out)
+
+    def _hook_module(self, module: nn.Module, before: Callable[..., None], after: Callable[..., None]) -> None:
+        """Calls ``before`` ahead of every other hook, and ``after`` even if the module fails."""
+        if "torch._dynamo" in sys.modules:
+            # Compiled code breaks off here instead of looking into it.
+            before, after = torch.compiler.disable(before), torch.compiler.disable(after)
+        self._hooks.append(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
+        self._hooks.append(module.register_forward_hook(after, always_call=True))
+
+
+class _Clock:
+    """Counts forwards and their time. Refuses two at once."""
+
+    def __init__(self) -> None:
+        self.forwards = 0
+        self.seconds = self.decoding_seconds = 0.0
+        self._began: float | None = None
+        self._thread = 0
+
+    def begin(self, module: nn.Module, *_: Any) -> None:
+        if self._began is not None and self._thread != threading.get_ident():
+            raise RuntimeError(
+                f"{type(module).__name__} runs in another thread: weights are there for one forward at a time"
+            )
+        self._began, self._thread = time.perf_counter(), threading.get_ident()
+
+    def end(self, *_: Any) -> None:
+        if self._began is not None and self._thread == threading.get_ident():
+            self.forwards += 1
+            self.seconds += time.perf_counter() - self._began
+            self._began = None
+
+
+@dataclass(frozen=True)
+class _Totals:
+    """What streams have counted."""
+
+    waits: Mapping[str, float]
+    read_bytes: int
+
+    def plus(self, report: Report) -> _Totals:
+        waits = {cause: self.waits.get(cause, 0.0) + seconds for cause, seconds in report.waits.items()}
+        return _Totals(waits, self.read_bytes + report.read_bytes)
+
+
+class _LayerSequence:
+    """The streamed layers, again and again, in the order in which they are called.
+
+    Files do not say in which order layers run. The stream begins with the order of the checkpoint. When
+    another layer than the next one is called, it begins again with those that were called since the last
+    call of this one: the decoder without its encoder, for example.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, plan: ForwardPlan, options: Mapping[str, Any]) -> None:
+        self._checkpoint = checkpoint
+        self._plan = plan
+        self._options = options
+        self._order = list(plan.streamed)
+        self._position = 0
+        self._called: deque[str] = deque(maxlen=4 * len(plan.streamed))
+        self._before = _Totals({}, 0)
+        self.restarts = 0
+        self.waited_seconds = 0.0
+        self._stream = self._start()
+
+    def _start(self) -> LayerStream:
+        window = min(self._plan.window, len(self._order))
+        return self._checkpoint.stream(
+            select=[key for name in self._order for key in self._plan.keys[name]],
+            window=window,
+            prefetch=window,
+            passes="endless",
+            call_order=self._order,
+            **self._options,
+        )
+
+    def take(self, name: str) -> Layer:
+        """The layer that is called now."""
+        if self._order[self._position] != name:
+            self._restart_at(name)
+        began = time.perf_counter()
+        layer = next(self._stream)
+        self.waited_seconds += time.perf_counter() - began
+        self._position = (self._position + 1) % len(self._order)
+        self._called.append(name)
+        return layer
+
+    def _restart_at(self, name: str) -> None:
+        self.close()
+        self._before = self.totals()
+        self.restarts += 1
+        if name in self._called:
+            called = list(self._called)
+            since = len(called) - 1 - called[::-1].index(name)
+            self._order = list(dict.fromkeys(called[since:]))
+        else:
+            at = self._plan.streamed.index(name)
+            self._order = [*self._plan.streamed[at:], *self._plan.streamed[:at]]
+        self._position = 0
+        self._stream = self._start()
+
+    def totals(self) -> _Totals:
+        return self._before.plus(self._stream.report)
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class _Streamed:
+    """Where the weights of a streamed layer come from."""
+
+    def __init__(self, name: str, stream: _LayerSequence) -> None:
+        self._name = name
+        self._stream = stream
+        self._layer: Layer | None = None
+
+    def take(self) -> None:
+        self._layer = self._stream.take(self._name)
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        assert self._layer is not None
+        return torch.from_dlpack(self._layer[key])
+
+    def release(self) -> None:
+        if self._layer is not None:
+            self._layer.close()
+            self._layer = None
+
+
+class _Stored:
+    """Where the quantised weights of a layer that stays come from."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def take(self) -> None: ...
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return self._tensors[key]
+
+    def release(self) -> None: ...
+
+
+class _LayerHooks:
+    """Puts the weights of one layer into its module when it is called, and takes them out when it returns."""
+
+    def __init__(
+        self,
+        name: str,
+        slots: Mapping[str, tuple[Slot, ...]],
+        quantised: Mapping[str, QuantisedWeight],
+        weights: _Streamed | _Stored,
+        decoder: DecodedLayer,
+        clock: _Clock,
+    ) -> None:
+        self._name = name
+        self._slots = slots
+        self._quantised = quantised
+        self._weights = weights
+        self._decoder = decoder
+        self._clock = clock
+        self._empty = [(slot, slot.get()) for places in slots.values() for slot in places]
+        self._is_filled = threading.Lock()
+        self._thread = 0
+
+    def put_in(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if torch.is_grad_enabled() and _wants_gradients((args, kwargs)):
+            raise RuntimeError(
+                f"layer {self._name!r}: gradients need the weights after the forward, when they are gone. "
+                "Use torch.no_grad() or torch.inference_mode()"
+            )
+        if not self._is_filled.acquire(blocking=False):
+            raise RuntimeError(
+                f"layer {self._name!r} is called while it runs: weights are there for one forward at a time"
+            )
+        self._thread = threading.get_ident()
+        self._weights.take()
+        began = time.perf_counter()
+        decoded = self._decoder.decode(self._quantised, self._weights.__getitem__) if self._quantised else {}
+        self._clock.decoding_seconds += time.perf_counter() - began
+        for key, slots in self._slots.items():
+            tensor = decoded[key] if key in decoded else self._weights[key]
+            for slot in slots:
+                slot.put(tensor)
+
+    def take_out(self, *_: Any) -> None:
+        """After the layer, also if it failed. A call that was refused takes nothing out."""
+        if not self._is_filled.locked() or self._thread != threading.get_ident():
+            return
+        for slot, tensor in self._empty:
+            if tensor is not None:
+                slot.put(tensor)
+        self._weights.release()
+        self._is_filled.release()
+
+
+def _wants_gradients(value: Any) -> bool:
+    """True if a tensor among arguments wants gradients."""
+    if isinstance(value, torch.Tensor):
+        return value.requires_grad
+    if isinstance(value, Mapping):
+        return any(map(_wants_gradients, value.values()))
+    return isinstance(value, (tuple, list)) and any(map(_wants_gradients, value))

@@ -1,0 +1,217 @@
+"""Which weights stay in memory, which are mapped, and which come from the files at each forward.
+
+```text
+memory = outside stacks + kept layers + window of streamed layers + decoded layer + ring
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from .._checkpoint import Checkpoint, LayerInfo
+from .._errors import BudgetError
+from .._sizes import human_size
+from ._names import Names
+from ._quantised import QuantisedWeight
+
+Keep = Literal["auto", "none"] | Collection[str]
+
+_RING_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class ForwardPlan:
+    """Where the weights of a module are during forwards. ``str(plan)`` says it in sentences."""
+
+    memory: int
+    """The given limit, in bytes."""
+    kept: tuple[str, ...]
+    """Names of the layers that stay in memory, those outside stacks included."""
+    kept_bytes: int
+    mapped: tuple[str, ...]
+    """Names of the tensors that are mapped: their pages belong to the page cache."""
+    mapped_bytes: int
+    streamed: tuple[str, ...]
+    """Names of the layers that are read at each forward, in execution order."""
+    streamed_bytes: int
+    """Bytes that one forward reads."""
+    window: int
+    """Streamed layers in memory at once."""
+    window_bytes: int
+    """Their memory."""
+    decoded_bytes: int
+    """Memory for the decoded weights of one quantised layer."""
+    budget: int
+    """Host memory for reading, in bytes."""
+    keys: Mapping[str, tuple[str, ...]] = field(repr=False)
+    """Name of a kept or streamed layer -> names of its tensors that have a place in the module."""
+
+    @property
+    def needed(self) -> int:
+        """Memory that the weights take at most, in bytes, without mapped ones."""
+        return self.kept_bytes + self.window_bytes + self.decoded_bytes + self.budget
+
+    def __str__(self) -> str:
+        if not self.streamed and self.mapped:
+            return f"everything fits: {human_size(self.mapped_bytes)} mapped, in the page cache"
+        if not self.streamed:
+            return f"everything fits: {human_size(self.kept_bytes)} stay in memory"
+        parts = [
+            f"{human_size(self.kept_bytes)} stay in memory ({len(self.kept)} layers)",
+            f"{human_size(self.streamed_bytes)} are read at each forward ({len(self.streamed)} layers)",
+        ]
+        if self.mapped:
+            parts.append(f"{human_size(self.mapped_bytes)} mapped")
+        return f"{', '.join(parts)}; needs {human_size(self.needed)} of {human_size(self.memory)}"
+
+
+def make_plan(
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    names: Names,
+    quantised: Mapping[str, QuantisedWeight],
+    *,
+    memory: int,
+    budget: int | None,
+    keep: Keep,
+    window: int,
+    on_cpu: bool,
+    options: Mapping[str, Any],
+) -> ForwardPlan:
+    """Plans a module's forwards in ``memory`` bytes.
+
+    Most valuable first: what is outside stacks stays, then as many layers as fit. Raises
+    ``BudgetError`` if not even the smallest window fits.
+    """
+    scales = {weight.scale for weight in quantised.values()}
+    wanted = {key for key in checkpoint.keys() if key in names.slots or key in scales}
+    keys = {layer.name: tuple(key for key in layer.keys if key in wanted) for layer in checkpoint.layers}
+    layers = [layer for layer in checkpoint.layers if keys[layer.name]]
+
+    whole = checkpoint.plan(select=[key for layer in layers for key in keys[layer.name]], window="all", **options)
+    sizes = dict(zip(whole.layers, whole.layer_bytes, strict=True))
+    stacks = _stacks(model, layers, names, keys)
+    stacked = {layer.name for stack in stacks.values() for layer in stack}
+    outside = [layer.name for layer in layers if layer.name not in stacked]
+    is_plain = on_cpu and not quantised and not options.get("dtype") and not options.get("quantise")
+    mapped = _lookup_tables(model, names, [key for name in outside for key in keys[name]]) if is_plain else []
+    mapped_bytes = sum(checkpoint.info(key).nbytes for key in mapped)
+    decoded = max((_decoded_bytes(keys[layer.name], quantised) for layer in layers), default=0)
+    outside_bytes = sum(sizes[name] for name in outside) - mapped_bytes
+    total = outside_bytes + sum(sizes[name] for name in stacked)
+    ring = _RING_BYTES if budget is None else budget
+    if keep == "auto" and total + mapped_bytes + decoded + ring <= memory:
+        # Everything fits. Pages of a mapping are shared with the page cache, so nothing is copied.
+        if is_plain:
+            every = tuple(key for name in keys for key in keys[name])
+            return ForwardPlan(memory, (), 0, every, total + mapped_bytes, (), 0, 0, 0, 0, 0, keys)
+        return ForwardPlan(memory, tuple(sizes), total, (), 0, (), 0, 0, 0, decoded, ring, keys)
+
+    select = [key for name in stacked for key in keys[name]]
+    floor = checkpoint.plan(select=select, window=window, passes="endless", **options).min_budget if select else 0
+    if budget is None:
+        # A small limit gets a small ring.
+        ring = min(_RING_BYTES, max(memory // 16, floor))
+    elif budget < floor:
+        raise BudgetError(f"budget: reading needs {human_size(floor)} or more", required=floor, budget=budget)
+    fixed = outside_bytes + decoded + ring
+    longest = max((sizes[name] for name in stacked), default=0)
+    held = next((held for held in (window, 1) if fixed + held * longest <= memory), None)
+    if held is None:
+        raise BudgetError(
+            f"memory of {human_size(memory)} is too small: at least {human_size(fixed + longest)} are needed, "
+            f"{human_size(outside_bytes)} for what is outside stacks of layers, {human_size(longest)} for one layer, "
+            f"and {human_size(decoded + ring)} to read and decode",
+            required=fixed + longest,
+            budget=memory,
+        )
+    stayed = _kept_layers(stacks, sizes, keep, memory - fixed - held * longest)
+    streamed = tuple(name for name in sizes if name in stacked and name not in stayed)
+    held = min(held, len(streamed))
+    held_keys = dict(keys)
+    for name in outside:
+        held_keys[name] = tuple(key for key in keys[name] if key not in mapped)
+    return ForwardPlan(
+        memory,
+        kept=tuple(name for name in sizes if name in stayed or (name in outside and held_keys[name])),
+        kept_bytes=outside_bytes + sum(sizes[name] for name in stayed),
+        mapped=tuple(mapped),
+        mapped_bytes=mapped_bytes,
+        streamed=streamed,
+        streamed_bytes=sum(checkpoint.info(key).nbytes for name in streamed for key in keys[name]),
+        window=held,
+        window_bytes=held * max((sizes[name] for name in streamed), default=0),
+        decoded_bytes=decoded,
+        budget=ring,
+        keys=held_keys,
+    )
+
+
+def _stacks(
+    model: nn.Module, layers: Collection[LayerInfo], names: Names, keys: Mapping[str, tuple[str, ...]]
+) -> dict[str, list[LayerInfo]]:
+    """The stacks whose layers are modules, and share no tensor with anything else."""
+    stacks: dict[str, list[LayerInfo]] = {}
+    for layer in layers:
+        if layer.stack is not None and _is_whole_module(model, layer, names, keys[layer.name]):
+            stacks.setdefault(layer.stack, []).append(layer)
+    return stacks
+
+
+def _is_whole_module(model: nn.Module, layer: LayerInfo, names: Names, keys: Collection[str]) -> bool:
+    path = names.module_path(layer.name)
+    try:
+        module = model.get_submodule(path) if path else None
+    except AttributeError:
+        return False
+    if module is None or isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        # Lists are never called.
+        return False
+    inside = set(map(id, module.modules()))
+    return all(id(slot.module) in inside for key in keys for slot in names.slots.get(key, ()))
+
+
+def _lookup_tables(model: nn.Module, names: Names, keys: Collection[str]) -> list[str]:
+    """Embeddings that nothing else uses: a forward touches a few rows of them."""
+    return [
+        key for key in keys if key in names.slots and all(isinstance(slot.module, nn.Embedding) for slot in names.slots[key])
+    ]
+
+
+def _decoded_bytes(keys: Collection[str], quantised: Mapping[str, QuantisedWeight]) -> int:
+    return sum(quantised[key].nbytes for key in keys if key in quantised)
+
+
+def _kept_layers(
+    stacks: Mapping[str, list[LayerInfo]], sizes: Mapping[str, int], keep: Keep, left: int
+) -> set[str]:
+    """The layers of stacks that stay, within ``left`` bytes."""
+    if keep == "none":
+        return set()
+    stayed: set[str] = set()
+    if keep != "auto":
+        stayed.update(name for name in keep if name in sizes)
+        needed = sum(sizes[name] for name in stayed)
+        if needed > left:
+            raise BudgetError(
+                f"keep: these layers take {human_size(needed)}, and {human_size(left)} are left for them",
+                required=needed,
+                budget=left,
+            )
+        return stayed
+    # The last stack first: a decoder's runs for every token.
+    for stack in reversed(stacks.values()):
+        longest = max(sizes[layer.name] for layer in stack)
+        count = min(left // longest, len(stack))
+        # Spread evenly: while one that stays runs, the next one is read.
+        spread = {len(stack) * number // count for number in range(count)} if count else set()
+        here = [layer.name for position, layer in enumerate(stack) if position in spread]
+        left -= sum(sizes[name] for name in here)
+        stayed.update(here)
+    return stayed
