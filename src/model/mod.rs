@@ -35,12 +35,30 @@ impl Loader {
         checkpoint: &Checkpoint,
         mut observe: impl FnMut(&LoadedLayer),
     ) -> Result<Model, LoadError> {
+        self.load_while(checkpoint, |layer| {
+            observe(layer);
+            true
+        })
+    }
+
+    /// Loads every layer and keeps it, for as long as `go_on` returns true. It sees each layer, as
+    /// in [`Self::load_observed`].
+    ///
+    /// # Errors
+    /// As [`Self::load`], and [`LoadError::Cancelled`] once `go_on` has returned false.
+    pub fn load_while(
+        &self,
+        checkpoint: &Checkpoint,
+        mut go_on: impl FnMut(&LoadedLayer) -> bool,
+    ) -> Result<Model, LoadError> {
         let mut stream = self.start_keeping_everything(checkpoint)?;
         let mut layers = Vec::new();
         layers.resize_with(stream.plan().layers().len(), || State::Unloaded);
         for layer in &mut stream {
             let layer = layer?;
-            observe(&layer);
+            if !go_on(&layer) {
+                return Err(LoadError::Cancelled);
+            }
             let index = layer.index();
             layers[index] = State::Resident(layer);
         }
@@ -66,6 +84,12 @@ impl Model {
     #[must_use]
     pub fn report(&self) -> &LoadReport {
         &self.report
+    }
+
+    /// The plan of the load.
+    #[must_use]
+    pub fn plan(&self) -> &LoadPlan {
+        &self.plan
     }
 
     /// The resident layers, in execution order.

@@ -54,6 +54,21 @@ fn a_load_reads_in_one_go_what_a_stream_jumps_to_and_fro_for() {
 }
 
 #[test]
+fn a_load_ends_when_the_caller_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let (checkpoint, _) = by_kind(folder.path());
+    let loader = Loader::builder(Target::Host).host_budget(8 << 20).build().unwrap();
+    let mut seen = 0;
+    let error = loader.load_while(&checkpoint, |_| {
+        seen += 1;
+        seen < 3
+    });
+    assert!(matches!(error, Err(LoadError::Cancelled)), "{error:?}");
+    assert_eq!(seen, 3);
+    assert_eq!(loader.load_while(&checkpoint, |_| true).unwrap().layers().count(), 6);
+}
+
+#[test]
 fn layers_end_up_in_execution_order_with_the_right_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let (checkpoint, tensors) = by_kind(folder.path());

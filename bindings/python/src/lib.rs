@@ -22,7 +22,9 @@ mod errors;
 mod held;
 mod layer;
 mod measuring;
+mod live;
 mod memory;
+mod model;
 mod options;
 mod plan;
 mod reading;
@@ -41,6 +43,12 @@ mod _native {
     use super::layer::Layer;
     #[pymodule_export]
     use super::measuring::MemoryMeter;
+    #[pymodule_export]
+    use super::live::{NativeAllocation, live_allocations};
+    #[pymodule_export]
+    use super::measuring::{held_memory, slope_of};
+    #[pymodule_export]
+    use super::model::{NativeModel, NativeReceipt};
     #[pymodule_export]
     use super::plan::Plan;
     #[pymodule_export]

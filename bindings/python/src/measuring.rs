@@ -1,5 +1,5 @@
-//! Measures memory growth of running code, for the pytest plug-in: host memory from the kernel,
-//! device memory from NVML.
+//! Measures memory of running code, for `measure`, `leak` and the pytest plug-in: host memory from
+//! the kernel, device memory from NVML.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,7 +7,9 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use onelayer::{Device, Target};
-use onelayer_probe::{GpuMemory, Measured, Sampler, SamplerOptions};
+use onelayer_probe::{
+    GpuMemory, Growth as SlopeGrowth, Level, Measured, Procfs, Sampler, SamplerOptions, Summary, slope,
+};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -45,25 +47,63 @@ impl MemoryMeter {
 
     /// Growth of unreclaimable host memory, of resident memory, and of device memory.
     fn finish(&self, py: Python<'_>) -> PyResult<(Growth, Growth, Growth)> {
+        let (host, device) = self.end(py)?;
+        let (unreclaimable, resident) = match &host {
+            Ok(summary) => (told(summary.host_growth_bytes()), told(summary.rss_growth_bytes())),
+            Err(reason) => ((None, Some(reason.clone())), (None, Some(reason.clone()))),
+        };
+        Ok((unreclaimable, resident, device))
+    }
+
+    /// All that was measured of the host, as JSON, and the growth of device memory.
+    fn finish_summary(&self, py: Python<'_>) -> PyResult<(String, Growth)> {
+        let (host, device) = self.end(py)?;
+        let text = host.and_then(|summary| serde_json::to_string(&summary).map_err(|error| error.to_string()));
+        Ok((text.map_err(PyRuntimeError::new_err)?, device))
+    }
+}
+
+impl MemoryMeter {
+    fn end(&self, py: Python<'_>) -> PyResult<(Result<Summary, String>, Growth)> {
         let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Parts { host, device } = parts.ok_or_else(|| PyValueError::new_err("measured already"))?;
         py.detach(|| {
-            let (unreclaimable, resident) = match host {
-                Ok(sampler) => {
-                    let summary =
-                        sampler.finish().map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
-                    (told(summary.host_growth_bytes()), told(summary.rss_growth_bytes()))
-                }
-                Err(reason) => ((None, Some(reason.clone())), (None, Some(reason))),
+            let host = match host.map(Sampler::finish) {
+                Ok(Ok(summary)) => Ok(summary),
+                Ok(Err(error)) => return Err(PyRuntimeError::new_err(error.to_string())),
+                Err(reason) => Err(reason),
             };
             let device = match device {
                 None => (None, Some("no device was requested".to_owned())),
                 Some(Err(reason)) => (None, Some(reason)),
                 Some(Ok(meter)) => meter.finish(),
             };
-            Ok((unreclaimable, resident, device))
+            Ok((host, device))
         })
     }
+}
+
+/// Unreclaimable and resident memory of this process now, in bytes, or the reasons why not.
+#[pyfunction]
+pub(crate) fn held_memory(py: Python<'_>) -> (Growth, Growth) {
+    let memory = py.detach(|| Procfs::default().myself().memory());
+    (told(memory.host_bytes), told(memory.rss_bytes))
+}
+
+/// Bytes a cycle, both ends of the confidence, spread, and `within`, `around` or `above` the limit.
+type SlopeParts = (f64, Option<f64>, Option<f64>, f64, Option<&'static str>);
+
+/// The slope of pairs of a cycle and the bytes after it. `None` for fewer than two.
+#[pyfunction]
+pub(crate) fn slope_of(points: Vec<(u64, u64)>, max_bytes: u64) -> Option<SlopeParts> {
+    let levels: Vec<Level> = points.into_iter().map(|(cycle, bytes)| Level { cycle, bytes }).collect();
+    let found = slope(&levels)?;
+    let growth = found.growth(max_bytes).map(|growth| match growth {
+        SlopeGrowth::Within => "within",
+        SlopeGrowth::Around => "around",
+        SlopeGrowth::Above => "above",
+    });
+    Some((found.value, found.low, found.high, found.spread, growth))
 }
 
 fn told(measured: Measured<u64>) -> Growth {

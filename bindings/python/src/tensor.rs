@@ -43,12 +43,24 @@ pub(crate) struct Tensor {
 enum Source {
     /// A layer, until it is closed.
     Layer(Arc<Held>),
+    /// A resident model. The layer stays as long as this does.
+    Model(Arc<LoadedTensor>, Target),
     /// Owned host memory.
     Memory(Arc<HostMemory>),
 }
 
 impl Tensor {
     pub(crate) fn of_layer(held: &Arc<Held>, tensor: &LoadedTensor) -> Self {
+        Self::of_source(tensor, Source::Layer(Arc::clone(held)))
+    }
+
+    /// A tensor of a model that is resident on this target.
+    pub(crate) fn of_model(tensor: LoadedTensor, target: Target) -> Self {
+        let tensor = Arc::new(tensor);
+        Self::of_source(&tensor, Source::Model(Arc::clone(&tensor), target))
+    }
+
+    fn of_source(tensor: &LoadedTensor, source: Source) -> Self {
         let entry = tensor.entry();
         let dtype = tensor.dtype();
         let dtype_name = if dtype == entry.dtype { entry.dtype_name } else { dtype.name() };
@@ -58,7 +70,7 @@ impl Tensor {
             dtype_name: dtype_name.to_owned(),
             shape: tensor.shape().to_vec(),
             nbytes: tensor.len_bytes(),
-            source: Source::Layer(Arc::clone(held)),
+            source,
         }
     }
 
@@ -78,6 +90,7 @@ impl Tensor {
     fn target(&self) -> Target {
         match &self.source {
             Source::Layer(held) => held.target,
+            Source::Model(_, target) => *target,
             Source::Memory(_) => Target::Host,
         }
     }
@@ -122,21 +135,20 @@ impl Tensor {
     /// An export that shares the memory. Work queued in `stream` waits for the tensor; without a
     /// stream, this call waits.
     fn share(&self, stream: Option<u64>) -> PyResult<ManagedTensor> {
-        match &self.source {
-            Source::Memory(memory) => self.export_memory(Arc::clone(memory), 0),
-            Source::Layer(held) => {
-                let tensor = held.lease(&self.name)?;
-                if tensor.dtype() != self.dtype || tensor.shape() != self.shape {
-                    return self.export_bytes_of(tensor);
-                }
-                let exported = match stream {
-                    None => onelayer_dlpack::export(tensor),
-                    // SAFETY: by the protocol the consumer passes a live stream of this device.
-                    Some(stream) => unsafe { onelayer_dlpack::export_for_stream(tensor, stream) },
-                };
-                exported.map_err(|error| refusal(&error))
-            }
+        let tensor = match &self.source {
+            Source::Memory(memory) => return self.export_memory(Arc::clone(memory), 0),
+            Source::Layer(held) => held.lease(&self.name)?,
+            Source::Model(tensor, _) => LoadedTensor::clone(tensor),
+        };
+        if tensor.dtype() != self.dtype || tensor.shape() != self.shape {
+            return self.export_bytes_of(tensor);
         }
+        let exported = match stream {
+            None => onelayer_dlpack::export(tensor),
+            // SAFETY: by the protocol the consumer passes a live stream of this device.
+            Some(stream) => unsafe { onelayer_dlpack::export_for_stream(tensor, stream) },
+        };
+        exported.map_err(|error| refusal(&error))
     }
 
     /// A byte view of a layer's tensor on the host.
@@ -179,16 +191,18 @@ impl Tensor {
     }
 
     fn read_into(&self, target: &mut [u8]) -> PyResult<()> {
-        match &self.source {
+        let read = match &self.source {
             Source::Memory(memory) => {
                 memory.copy_to(target);
-                Ok(())
+                return Ok(());
             }
-            Source::Layer(held) => match held.lease(&self.name)?.read(0, target) {
-                Ok(true) => Ok(()),
-                Ok(false) => Err(self.nowhere()),
-                Err(error) => Err(Python::attach(|py| errors::of_load(py, &error))),
-            },
+            Source::Layer(held) => held.lease(&self.name)?.read(0, target),
+            Source::Model(tensor, _) => tensor.read(0, target),
+        };
+        match read {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(self.nowhere()),
+            Err(error) => Err(Python::attach(|py| errors::of_load(py, &error))),
         }
     }
 }

@@ -10,6 +10,7 @@
 //! | `activity` | `stat`, `io`: faults, reads, CPU time |
 //! | `timeline`, `recorder` | nothing: bounded curve, peaks and their positions |
 //! | `sampler` | the calling process over time |
+//! | `slope` | nothing: how much memory grows from one cycle to the next |
 //! | `tree` | a process and its descendants over time, from outside |
 //! | `cgroup` | control groups, versions 1 and 2; creates child groups |
 //! | `oom` | nothing: makes a command the first choice of the out-of-memory killer |
@@ -42,6 +43,7 @@ mod procfs;
 mod recorder;
 mod rollup;
 mod sampler;
+mod slope;
 mod snapshot;
 mod timeline;
 mod tree;
@@ -62,6 +64,7 @@ pub use rollup::SmapsRollup;
 pub use sampler::{
     INTERVAL_DEFAULT, INTERVAL_MAX, INTERVAL_MIN, Marker, PeakResetOutcome, Sampler, SamplerOptions, Summary,
 };
+pub use slope::{Growth, Level, SLOPE_CONFIDENCE, SLOPE_POINTS_MIN, Slope, slope};
 pub use snapshot::Snapshot;
 pub use timeline::{TIMELINE_ROWS_DEFAULT, Timeline, TimelineRow};
 pub use tree::{ProcessRecord, TreeMethod, TreeOptions, TreePeak, TreeSampler, TreeSummary};

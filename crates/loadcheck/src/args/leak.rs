@@ -11,7 +11,7 @@ use crate::sizes::{Size, SizeError};
 
 /// Fewer points have no such confidence: even if each is above the one before it, chance may have
 /// done it.
-pub(crate) const POINTS_MIN: u32 = 8;
+pub(crate) const POINTS_MIN: u32 = onelayer_probe::SLOPE_POINTS_MIN;
 /// All pairs of points are looked at: more points would take too long, and too much memory.
 pub(crate) const POINTS_MAX: u32 = 2000;
 

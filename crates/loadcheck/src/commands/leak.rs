@@ -11,13 +11,14 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use onelayer_probe::SLOPE_CONFIDENCE;
 use rustix::process::{Pid, set_child_subreaper};
 
 use crate::args::{LeakArgs, POINTS_MIN};
 use crate::config::{LoadConfig, bad_pattern};
 use crate::exec::{Child, Ended, Event, LineWatch, end_descendants};
 use crate::leak::{
-    CONFIDENCE, CyclePoint, Held, RemainingMemory, Stated, gaps_of, limits_of, settle_vram, slopes_of, stated,
+    CyclePoint, Held, RemainingMemory, Stated, gaps_of, limits_of, settle_vram, slopes_of, stated,
 };
 use crate::measuring::promised_bytes;
 use crate::output::Output;
@@ -70,7 +71,7 @@ pub(crate) fn run(args: &LeakArgs, output: &Output, terminal: &Terminal) -> Outc
         command: command
             .as_ref()
             .map(|words| words.iter().map(|word| word.to_string_lossy().into_owned()).collect()),
-        confidence: CONFIDENCE,
+        confidence: SLOPE_CONFIDENCE,
         ..Leak::default()
     });
     let mut session = Session {

@@ -6,10 +6,8 @@
 
 mod held;
 mod remaining;
-mod slope;
 mod verdict;
 
 pub(crate) use held::{CyclePoint, Held};
 pub(crate) use remaining::{RemainingMemory, settle_vram};
-pub(crate) use slope::CONFIDENCE;
 pub(crate) use verdict::{Stated, gaps_of, limits_of, slopes_of, stated};

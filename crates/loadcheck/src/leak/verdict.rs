@@ -1,15 +1,15 @@
 //! From what was held after each cycle to slopes, and from slopes to limits that are kept or not.
 
 use clap::ValueEnum as _;
+use onelayer_probe::{Growth, Level, slope};
 
 use crate::args::{MaxSlope, MemoryKind, POINTS_MIN, name_of};
-use crate::numbers::{to_f64, whole};
+use crate::numbers::whole;
 use crate::problem::{Code, Problem};
 use crate::report::{KindSlope, Limit, Report, SlopeVerdict, Unavailable};
 use crate::sizes::SizeContext;
 
 use super::held::CyclePoint;
-use super::slope::{Level, slope};
 
 /// Growth a cycle that is no leak by default: a thousand cycles grow by 16 MiB, as much as a load
 /// may take beside its budget.
@@ -149,18 +149,17 @@ fn slope_of(kind: MemoryKind, points: &[CyclePoint], warmup: u64, max_bytes: u64
         high_bytes_per_cycle: high,
         spread_bytes: found.map(|found| found.spread),
         max_bytes_per_cycle: max_bytes,
-        verdict: verdict(low, high, max_bytes),
+        verdict: verdict(found.and_then(|found| found.growth(max_bytes))),
         points_bytes,
     })
 }
 
-fn verdict(low: Option<f64>, high: Option<f64>, max_bytes: u64) -> SlopeVerdict {
-    let max = to_f64(max_bytes);
-    match (low, high) {
-        (Some(low), _) if low > max => SlopeVerdict::Leak,
-        (Some(_), Some(high)) if high > max => SlopeVerdict::Unclear,
-        (Some(_), Some(_)) => SlopeVerdict::Flat,
-        _ => SlopeVerdict::Unknown,
+fn verdict(growth: Option<Growth>) -> SlopeVerdict {
+    match growth {
+        Some(Growth::Above) => SlopeVerdict::Leak,
+        Some(Growth::Around) => SlopeVerdict::Unclear,
+        Some(Growth::Within) => SlopeVerdict::Flat,
+        None => SlopeVerdict::Unknown,
     }
 }
 

@@ -10,5 +10,6 @@
 from ._empty import empty
 from ._forward import ForwardReport, StreamedForward, stream_forward
 from ._plan import ForwardPlan
+from ._unload import unload
 
-__all__ = ["ForwardPlan", "ForwardReport", "StreamedForward", "empty", "stream_forward"]
+__all__ = ["ForwardPlan", "ForwardReport", "StreamedForward", "empty", "stream_forward", "unload"]

@@ -62,7 +62,7 @@ def stream_forward(
     - ``keep``: ``"auto"`` keeps what fits: first everything outside stacks of layers, then as many layers as
       fit. On the CPU, a model that fits whole is mapped instead of copied, and embeddings are always
       mapped. ``"none"`` keeps no layer of a stack, names keep these.
-    - ``window``: streamed layers in memory at once. A limit too small for two gets one.
+    - ``window``: streamed layers in memory at once. A limit too small for it gets fewer.
     - ``budget``: host memory for reading. Default: 64 MiB, or less within a small limit.
     - ``dtype``, ``quantise``, ``io``: as in ``Checkpoint.stream``. Weights that a conversion has quantised
       are decoded just in time to ``dtype``, or to the type that the model has.

@@ -122,7 +122,7 @@ def make_plan(
         raise BudgetError(f"budget: reading needs {human_size(floor)} or more", required=floor, budget=budget)
     fixed = outside_bytes + decoded + ring
     longest = max((sizes[name] for name in stacked), default=0)
-    held = next((held for held in (window, 1) if fixed + held * longest <= memory), None)
+    held = next((held for held in range(window, 0, -1) if fixed + held * longest <= memory), None)
     if held is None:
         raise BudgetError(
             f"memory of {human_size(memory)} is too small: at least {human_size(fixed + longest)} are needed, "

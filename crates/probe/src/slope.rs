@@ -23,38 +23,64 @@
 
 use std::ops::Range;
 
-use crate::args::POINTS_MIN;
-use crate::numbers::to_f64;
-
 /// The confidence that [`Slope::low`] and [`Slope::high`] are for.
-pub(crate) const CONFIDENCE: f64 = 0.99;
+pub const SLOPE_CONFIDENCE: f64 = 0.99;
+/// Fewer points give a slope without a confidence.
+pub const SLOPE_POINTS_MIN: u32 = 8;
 /// The normal distribution's quantile for it, both sides.
 const Z: f64 = 2.575_829_303_548_901;
 
 /// Memory after a cycle. Cycles that were not measured are left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Level {
+pub struct Level {
     /// The cycle's number; each is above the one before it.
-    pub(crate) cycle: u64,
-    pub(crate) bytes: u64,
+    pub cycle: u64,
+    /// Memory after it, in bytes.
+    pub bytes: u64,
 }
 
 /// Growth from one cycle to the next.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Slope {
+pub struct Slope {
     /// The median of the slopes between two points, in bytes a cycle.
-    pub(crate) value: f64,
+    pub value: f64,
     /// The lower end of the confidence; `None` with too few points.
-    pub(crate) low: Option<f64>,
+    pub low: Option<f64>,
     /// The upper end.
-    pub(crate) high: Option<f64>,
+    pub high: Option<f64>,
     /// How far a point lies from the line of its block, in bytes: the median.
-    pub(crate) spread: f64,
+    pub spread: f64,
+}
+
+impl Slope {
+    /// Whether memory grows by more than `max_bytes` a cycle. `None` with too few points.
+    #[must_use]
+    pub fn growth(&self, max_bytes: u64) -> Option<Growth> {
+        let max = to_f64(max_bytes);
+        match (self.low, self.high) {
+            (Some(low), _) if low > max => Some(Growth::Above),
+            (Some(_), Some(high)) if high > max => Some(Growth::Around),
+            (Some(_), Some(_)) => Some(Growth::Within),
+            _ => None,
+        }
+    }
+}
+
+/// A slope against a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Growth {
+    /// The whole confidence interval is within the limit.
+    Within,
+    /// The limit is inside the confidence interval: more cycles would decide.
+    Around,
+    /// The whole confidence interval is above the limit.
+    Above,
 }
 
 /// The slope of these points; `None` for fewer than two.
-pub(crate) fn slope(points: &[Level]) -> Option<Slope> {
-    let is_enough = points.len() >= usize::try_from(POINTS_MIN).unwrap_or(usize::MAX);
+#[must_use]
+pub fn slope(points: &[Level]) -> Option<Slope> {
+    let is_enough = points.len() >= usize::try_from(SLOPE_POINTS_MIN).unwrap_or(usize::MAX);
     let cut = if is_enough { largest_rise(points) } else { 0 };
     let blocks = [&points[..cut], &points[cut..]];
     let slopes = sorted_slopes(blocks);
@@ -156,6 +182,12 @@ fn spread(blocks: [&[Level]; 2], slope: f64) -> f64 {
     }
     distances.sort_by(f64::total_cmp);
     median(&distances).unwrap_or(0.0)
+}
+
+/// Bytes and cycles are far below 2^53.
+#[allow(clippy::as_conversions, clippy::cast_precision_loss, reason = "exact below 2^53")]
+fn to_f64(value: u64) -> f64 {
+    value as f64
 }
 
 #[cfg(test)]

@@ -1,0 +1,224 @@
+#!/usr/bin/env python3
+"""Forwards of models that do not fit into memory: ours, the program's own passes, and what people use today.
+
+    benches/python/forwards.py FOLDER [--only small_group,large_group,fits,quantised,generate] [--rounds 3]
+                               [--big FOLDER] [--python PYTHON] [--scratch FOLDER] [--markdown FILE]
+
+FOLDER is `loadcheck synth gemma-2b FOLDER` (5 GB), the big one `loadcheck synth gemma-7b FOLDER` (17 GB). PYTHON has
+onelayer, torch, transformers, accelerate, diffusers and airllm. Every run is a new process in a memory group (root).
+Rounds are interleaved and begin with an empty page cache, checked by mincore. A run makes one forward that
+does not count and two that do. The scratch folder takes what others write: up to three copies of the model.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from figure_tools import LOADCHECK, MIB, ROOT, Group, files, mib
+
+sys.path.insert(0, str(ROOT / "scripts"))
+from gpu_check import cache
+
+HERE = pathlib.Path(__file__).resolve().parent
+GIB = 1 << 30
+FORWARDS = 3
+
+
+def cold(folder):
+    """Drops the cached pages of a checkpoint, and checks that they are gone."""
+    for file in files(folder):
+        descriptor = os.open(file, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+    share = cache.cached_share(files(folder))
+    assert share < 0.001, f"{share:.1%} of {folder} is still cached"
+
+
+class Runs:
+    def __init__(self, arguments):
+        self.python = arguments.python
+        self.scratch = arguments.scratch
+        self.rounds = arguments.rounds
+        self.lines = []
+
+    def say(self, line):
+        print(line, flush=True)
+        self.lines.append(line)
+
+    def in_group(self, limit, command):
+        """Output of a command in a group with a limit; an error message if it fails."""
+        group = Group(limit)
+        try:
+            done = subprocess.run(
+                [str(word) for word in command],
+                capture_output=True,
+                text=True,
+                preexec_fn=group.enter,
+                timeout=900,
+                check=False,
+            )
+            peak = group.peak()
+        except subprocess.TimeoutExpired:
+            return None, "not done after 15 minutes"
+        finally:
+            time.sleep(0.3)
+            group.remove()
+        if done.returncode != 0:
+            said = "killed" if done.returncode in (-9, 137) else (done.stderr.strip().splitlines() or ["?"])[-1][:160]
+            return None, said
+        # The program writes nothing but its report; libraries may write before ours.
+        report = done.stdout if done.stdout.startswith("{\n") else done.stdout.splitlines()[-1]
+        return dict(json.loads(report), group_peak=peak), None
+
+    def child(self, limit, way, folder, *words, forwards=FORWARDS):
+        script = HERE / "forward_child.py"
+        command = [self.python, script, way, folder, forwards, f"scratch={self.scratch}", *words]
+        return self.in_group(limit, command)
+
+    def passes(self, limit, folder, *words):
+        """The program's own passes over the same layers."""
+        flags = ["--device", "host", "--window", 2, "--keep", "outside", "--passes", FORWARDS, "--json", "-q", *words]
+        report, failed = self.in_group(limit, [LOADCHECK, "run", folder, *flags])
+        if failed:
+            return None, failed
+        run = report["runs"][0]
+        seconds = [each["seconds"] for each in run["passes"]["each"]]
+        growth = run["peak"]["rss_bytes"] - run["baseline"]["rss_bytes"]
+        return {"forwards": seconds, "rss_growth_bytes": growth, "logits": "-"}, None
+
+    def compare(self, title, folder, ways, reference, prepare=cold):
+        """A table: seconds of a forward of each way, and their ratio to the reference in the same round."""
+        found = {name: [] for name in ways}
+        failed = {}
+        names = list(ways)
+        for number in range(self.rounds):
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                if name in failed:
+                    continue
+                prepare(folder)
+                time.sleep(0.5)
+                done, why = ways[name]()
+                if done is None:
+                    failed[name] = why
+                    continue
+                each = done["forwards"][1:] or done["forwards"]
+                found[name].append(dict(done, each=statistics.median(each)))
+                print(f"  {title}, round {number}, {name}: {[round(s, 2) for s in done['forwards']]}", file=sys.stderr)
+        self.say(f"\n### {title}\n")
+        self.say("| way | s a forward, median (min to max) | times the reference | first forward, s | RSS growth | unreclaimable | logits |")
+        self.say("|---|---:|---:|---:|---:|---:|---|")
+        for name, runs in found.items():
+            if not runs:
+                self.say(f"| {name} | {failed[name]} | | | | | |")
+                continue
+            each = [run["each"] for run in runs]
+            ratios = [run["each"] / other["each"] for run, other in zip(runs, found[reference], strict=False)]
+            ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "-"
+            first = statistics.median(run["forwards"][0] + run.get("ready", 0) for run in runs)
+            host = [run["host_growth_bytes"] for run in runs if run.get("host_growth_bytes")]
+            self.say(
+                f"| {name} | {statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f}) | {ratio} | {first:.1f} "
+                f"| {mib(max(run['rss_growth_bytes'] for run in runs))} | {mib(max(host)) if host else '-'} "
+                f"| {runs[0]['logits']} |"
+            )
+        return found
+
+    def others(self, limit, folder, cpu):
+        words = [f"cpu={cpu}"]
+        return {
+            "plain (mapped by transformers)": lambda: self.child(limit, "plain", folder),
+            "transformers, device_map": lambda: self.child(limit, "device_map", folder, *words),
+            "accelerate, disk": lambda: self.child(limit, "accelerate", folder, *words),
+            "diffusers, groups on disk": lambda: self.child(limit, "group_offload", folder),
+            "AirLLM": lambda: self.child(limit, "airllm", folder),
+        }
+
+
+def small_group(runs, folder, _):
+    ways = {
+        "ours, 1300 MiB": lambda: runs.child(2 * GIB, "streamed", folder, "memory=1300MiB"),
+        "ours, 1300 MiB, keep none": lambda: runs.child(2 * GIB, "streamed", folder, "memory=1300MiB", "keep=none"),
+        "the program's passes": lambda: runs.passes(2 * GIB, folder),
+        **runs.others(2 * GIB, folder, "1400MiB"),
+    }
+    runs.compare("5 GB, one token, in a group of 2 GiB, cold", folder, ways, "ours, 1300 MiB")
+
+
+def large_group(runs, folder, _):
+    ways = {
+        "ours, 3 GiB": lambda: runs.child(4 * GIB, "streamed", folder, "memory=3GiB"),
+        **runs.others(4 * GIB, folder, "3GiB"),
+    }
+    runs.compare("5 GB, one token, in a group of 4 GiB, cold", folder, ways, "ours, 3 GiB")
+
+
+def warm(folder):
+    for file in files(folder):
+        with open(file, "rb", buffering=0) as opened:
+            while opened.read(8 * MIB):
+                pass
+
+
+def fits(runs, folder, _):
+    limit = 16 * GIB
+    ways = {
+        "plain (mapped by transformers)": lambda: runs.child(limit, "plain", folder, forwards=6),
+        "ours, 8 GiB": lambda: runs.child(limit, "streamed", folder, "memory=8GiB", forwards=6),
+    }
+    runs.compare("5 GB, one token, everything fits, warm", folder, ways, "plain (mapped by transformers)", warm)
+
+
+def quantised(runs, folder, _):
+    converted = runs.scratch / "int8"
+    if not converted.exists():
+        command = [LOADCHECK, "convert", folder, converted, "--quantise", "int8", "-q"]
+        subprocess.run([str(word) for word in command], check=True)
+
+    def both(_):
+        cold(folder)
+        cold(converted)
+
+    ways = {
+        "bf16, keep none": lambda: runs.child(2 * GIB, "streamed", folder, "memory=1500MiB", "keep=none"),
+        "int8, keep none": lambda: runs.child(2 * GIB, "streamed", converted, "memory=1500MiB", "keep=none"),
+        "int8, 1500 MiB": lambda: runs.child(2 * GIB, "streamed", converted, "memory=1500MiB"),
+    }
+    runs.compare("int8 files against bf16, in a group of 2 GiB, cold", folder, ways, "bf16, keep none", both)
+
+
+def generate(runs, _, big):
+    ways = {"ours, 2200 MiB": lambda: runs.child(3 * GIB, "streamed", big, "memory=2200MiB", "generate=8", forwards=1)}
+    runs.compare("17 GB, generate 8 tokens, in a group of 3 GiB, cold", big, ways, "ours, 2200 MiB")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--big", type=pathlib.Path)
+    parser.add_argument("--only", default="small_group,large_group,fits,quantised")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--scratch", type=pathlib.Path, default=pathlib.Path("forwards-scratch"))
+    parser.add_argument("--markdown", type=pathlib.Path)
+    arguments = parser.parse_args()
+    arguments.scratch.mkdir(parents=True, exist_ok=True)
+    runs = Runs(arguments)
+    makers = {maker.__name__: maker for maker in (small_group, large_group, fits, quantised, generate)}
+    for name in arguments.only.split(","):
+        makers[name](runs, arguments.folder, arguments.big)
+    if arguments.markdown:
+        arguments.markdown.write_text("\n".join(runs.lines) + "\n")
+    shutil.rmtree(arguments.scratch / "accelerate", ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

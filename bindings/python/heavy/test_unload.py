@@ -1,0 +1,92 @@
+"""Modules that others loaded are given back, and whoever holds them is named."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import torch
+import transformers
+from torch import nn
+
+import onelayer
+import onelayer.torch
+
+KEPT: list[torch.Tensor] = []
+
+
+def module() -> nn.Module:
+    return nn.Sequential(nn.Linear(512, 512), nn.BatchNorm1d(512), nn.Linear(512, 256))
+
+
+def test_what_nobody_holds_is_returned() -> None:
+    model = module()
+    size = sum(tensor.numel() * tensor.element_size() for tensor in [*model.parameters(), *model.buffers()])
+    receipt = onelayer.torch.unload(model)
+    assert receipt.is_complete and receipt.asked == size, receipt
+    assert {tensor.device.type for tensor in [*model.parameters(), *model.buffers()]} == {"meta"}
+    assert onelayer.torch.unload(model).asked == 0
+
+
+class Cache:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def test_holders_are_named() -> None:
+    model = module()
+    mine = model[0].weight
+    receipt = onelayer.torch.unload(model)
+    (holder,) = receipt.held_by
+    assert holder.tensor == "0.weight" and receipt.held == 512 * 512 * 4
+    assert "variable 'mine' of test_holders_are_named()" in holder.used_by, holder
+    assert "0.weight (in variable 'mine'" in str(receipt)
+    del mine
+
+    model = module()
+    cache = Cache(model[2].bias)
+    views = {"rows": model[0].weight[2:5]}
+    KEPT.append(model[1].running_mean)
+    receipt = onelayer.torch.unload(model)
+    found = {holder.tensor: holder.used_by for holder in receipt.held_by}
+    assert set(found) == {"2.bias", "0.weight", "1.running_mean"}
+    assert any("attribute 'tensor' of a Cache" in user for user in found["2.bias"]), found
+    assert any("entry 'rows' of a dictionary" in user for user in found["0.weight"]), found
+    assert any("'KEPT' of module" in user for user in found["1.running_mean"]), found
+    del cache, views
+    KEPT.clear()
+
+
+def test_tied_weights_count_once() -> None:
+    model = module()
+    model.tied = model[0]
+    size = sum(tensor.numel() * tensor.element_size() for tensor in [*model.parameters(), *model.buffers()])
+    assert onelayer.torch.unload(model).returned == size
+
+
+def test_thirty_cycles_of_real_architectures_hold_nothing(tmp_path: Path) -> None:
+    small = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 500}
+    grouped = {**small, "num_key_value_heads": 2}
+    made = {
+        "llama": transformers.LlamaForCausalLM(transformers.LlamaConfig(**grouped)),
+        "qwen2": transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**grouped)),
+        "bert": transformers.BertForMaskedLM(transformers.BertConfig(**small)),
+        "gpt2": transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=64, n_layer=3, n_head=4, vocab_size=500)),
+        "phi": transformers.PhiForCausalLM(transformers.PhiConfig(**small, num_key_value_heads=4)),
+    }
+    tokens = torch.arange(5, 13)[None]
+    for name, model in made.items():
+        folder = tmp_path / name
+        model.save_pretrained(folder)
+        kind, config = type(model), model.config
+
+        def cycle(kind: type = kind, config: object = config, folder: Path = folder) -> None:
+            model = onelayer.torch.empty(kind, config)
+            with torch.no_grad(), onelayer.torch.stream_forward(model, folder, memory="9MiB", budget="8MiB") as handle:
+                model(tokens)
+                assert handle.report.forwards == 1
+            assert onelayer.torch.unload(model).held == 0
+
+        report = onelayer.leak(cycle, cycles=30)
+        assert report.verdict == "flat", f"{name}: {report}"
+        gc.collect()
