@@ -94,7 +94,13 @@ def test_generation_gives_the_same_tokens(tmp_path: Path) -> None:
 
 def test_a_decoder_goes_on_without_its_encoder(tmp_path: Path) -> None:
     config = transformers.T5Config(
-        d_model=64, d_ff=128, num_layers=4, num_heads=4, d_kv=16, vocab_size=500, architectures=["T5ForConditionalGeneration"]
+        d_model=64,
+        d_ff=128,
+        num_layers=4,
+        num_heads=4,
+        d_kv=16,
+        vocab_size=500,
+        architectures=["T5ForConditionalGeneration"],
     )
     plain = saved(config, tmp_path)
     model = onelayer.torch.empty(config)
@@ -113,7 +119,10 @@ def test_other_dtypes(tmp_path: Path) -> None:
     plain = transformers.LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     model = onelayer.torch.empty(llama(), dtype=torch.bfloat16)
     for dtype in (torch.bfloat16, "bfloat16", "bf16"):
-        with torch.no_grad(), stream_forward(model, tmp_path, memory=(8 << 20) + (400 << 10), budget=RING, dtype=dtype) as handle:
+        with (
+            torch.no_grad(),
+            stream_forward(model, tmp_path, memory=(8 << 20) + (400 << 10), budget=RING, dtype=dtype) as handle,
+        ):
             assert handle.plan.streamed
             assert torch.equal(model(TOKENS).logits, plain(TOKENS).logits)
 
@@ -227,7 +236,7 @@ def test_a_compiled_module(stack: tuple[Stack, Stack, Path]) -> None:
 
 
 def test_names_that_do_not_fit_are_told(stack: tuple[Stack, Stack, Path], tmp_path: Path) -> None:
-    plain, model, path = stack
+    plain, model, _ = stack
     state = plain.state_dict()
     other = tmp_path / "other.safetensors"
     safetensors.torch.save_file({f"model.{name}": tensor for name, tensor in state.items()}, other)
@@ -238,7 +247,7 @@ def test_names_that_do_not_fit_are_told(stack: tuple[Stack, Stack, Path], tmp_pa
         stream_forward(model, other, memory="1GiB")
     del state["layers.3.up.weight"]
     safetensors.torch.save_file(state, other)
-    with pytest.raises(ValueError, match="layers.3.up.weight"):
+    with pytest.raises(ValueError, match=r"layers\.3\.up\.weight"):
         stream_forward(model, other, memory="1GiB")
     state["layers.3.up.weight"] = torch.ones(3, 3)
     safetensors.torch.save_file(state, other)
@@ -297,7 +306,11 @@ def test_memory_comes_back(stack: tuple[Stack, Stack, Path]) -> None:
                 model(X)
             before = threading.active_count()
             gc.collect()
-            held = [tensor for tensor in gc.get_objects() if isinstance(tensor, nn.Parameter) and tensor.device.type == "cpu"]
+            held = [
+                tensor
+                for tensor in gc.get_objects()
+                if isinstance(tensor, nn.Parameter) and tensor.device.type == "cpu"
+            ]
             inside = set(map(id, model.parameters()))
             assert not [tensor for tensor in held if id(tensor) in inside]
             assert threading.active_count() == before

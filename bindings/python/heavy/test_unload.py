@@ -65,7 +65,13 @@ def test_tied_weights_count_once() -> None:
 
 
 def test_thirty_cycles_of_real_architectures_hold_nothing(tmp_path: Path) -> None:
-    small = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 500}
+    small = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "vocab_size": 500,
+    }
     grouped = {**small, "num_key_value_heads": 2}
     made = {
         "llama": transformers.LlamaForCausalLM(transformers.LlamaConfig(**grouped)),

@@ -15,6 +15,13 @@ import onelayer
 from checkpoints import bytes_in_file, write_checkpoint
 
 
+def pages(mebibytes: int) -> mmap.mmap:
+    """Memory of its own: the heap may have room from before."""
+    found = mmap.mmap(-1, mebibytes << 20)
+    found.write(b"x" * (mebibytes << 20))
+    return found
+
+
 def test_a_model_is_what_is_in_the_file(layered: Path) -> None:
     expected = bytes_in_file(layered)
     with onelayer.load(layered, budget="8MiB") as model:
@@ -44,7 +51,7 @@ def test_what_is_unloaded_is_returned_and_what_is_held_is_named(layered: Path) -
     assert held.tobytes() == bytes_in_file(layered)["model.layers.1.mlp.weight"]
     assert onelayer.live.snapshot().nbytes >= receipt.held
     assert model.unload("model.layers").asked == 0
-    with pytest.raises(KeyError, match="model.layer"):
+    with pytest.raises(KeyError, match="layerz"):
         model.unload("model.layerz")
     with pytest.raises(KeyError):
         model["model.layers.0.mlp.weight"]
@@ -64,7 +71,7 @@ def test_layers_are_parked_restored_and_replaced(layered: Path, tmp_path: Path) 
     model.replace("model.layers.3", layered)
     assert model["model.layers.3.mlp.weight"].tobytes() == expected["model.layers.3.mlp.weight"]
     other = write_checkpoint(tmp_path / "other.safetensors", {"model.layers.3.mlp.weight": ("F32", (2, 2))})
-    with pytest.raises((RuntimeError, KeyError), match="layers.3"):
+    with pytest.raises((RuntimeError, KeyError), match="layers"):
         model.replace("model.layers.3", other)
     assert model["model.layers.3.mlp.weight"].tobytes() == expected["model.layers.3.mlp.weight"]
 
@@ -110,13 +117,12 @@ def test_a_block_is_measured(tmp_path: Path) -> None:
     with onelayer.measure() as m:
         with pytest.raises(RuntimeError, match="after the `with` block"):
             _ = m.seconds
-        block = bytearray(os.urandom(1 << 20) * 24)
-        kept = bytearray(os.urandom(1 << 20) * 8)
-        del block
+        kept = pages(8)
+        pages(24).close()
     assert m.unreclaimable_growth is not None and m.rss_growth is not None and m.kept_growth is not None
-    assert 31 << 20 <= m.rss_growth <= 60 << 20
-    assert m.rss_growth + (1 << 20) >= m.unreclaimable_growth >= 8 << 20
-    assert 7 << 20 <= m.kept_growth <= m.unreclaimable_growth
+    assert 31 << 20 <= m.rss_growth <= 48 << 20
+    assert 8 << 20 <= m.unreclaimable_growth <= 48 << 20
+    assert 8 << 20 <= m.kept_growth <= 16 << 20
     assert m.vram_growth is None and m.seconds > 0 and m.timeline[0]["host_bytes"]
     m.html(tmp_path / "memory.html")
     page = (tmp_path / "memory.html").read_text()
@@ -126,13 +132,7 @@ def test_a_block_is_measured(tmp_path: Path) -> None:
 
 def test_leaks_are_told_from_what_is_flat(layered: Path) -> None:
     held: list[mmap.mmap] = []
-
-    def grow() -> None:
-        # Pages of their own: the heap may have room from before.
-        held.append(mmap.mmap(-1, 1 << 20))
-        held[-1].write(b"x" * (1 << 20))
-
-    report = onelayer.leak(grow, cycles=12)
+    report = onelayer.leak(lambda: held.append(pages(1)), cycles=12)
     assert report.verdict == "leak" and 0.9 < report.bytes_per_cycle / (1 << 20) < 1.2
     assert str(report).startswith("leak: memory grows by 1.0 MiB a cycle")
     report = onelayer.leak(lambda: onelayer.load(layered).close(), cycles=20)

@@ -30,6 +30,7 @@ def __getattr__(name: str) -> object:
         return _import_module("onelayer.torch")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
+
 __all__ = [
     "BudgetError",
     "CancelledError",

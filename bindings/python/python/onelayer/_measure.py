@@ -99,7 +99,9 @@ class measure:  # noqa: N801  (used as a function)
             file.write(page)
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><td>{html.escape(name)}</td><td>{html.escape(text)}</td></tr>" for name, text in self._rows())
+        rows = "".join(
+            f"<tr><td>{html.escape(name)}</td><td>{html.escape(text)}</td></tr>" for name, text in self._rows()
+        )
         return f"<table>{rows}</table>{_curve(self.timeline)}"
 
     def _rows(self) -> list[tuple[str, str]]:
@@ -149,5 +151,5 @@ def _curve(timeline: Sequence[dict[str, float | None]]) -> str:
         f'<text x="0" y="24" fill="currentColor">{human_size(round(most))}</text>'
         f'<text x="0" y="{_HEIGHT}" fill="currentColor">0</text>'
         f'<text x="{_WIDTH}" y="{_HEIGHT + 16}" text-anchor="end" fill="currentColor">{duration:.2f} s</text>'
-        f'{"".join(lines)}{"".join(labels)}</svg>'
+        f"{''.join(lines)}{''.join(labels)}</svg>"
     )

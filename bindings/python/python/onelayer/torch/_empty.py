@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -23,8 +22,9 @@ def empty(model: Callable[..., _Module] | Any, *args: Any, **kwargs: Any) -> _Mo
     >>> onelayer.torch.empty(transformers.AutoConfig.from_pretrained("org/name"))
     """
     with parameters_on_meta():
-        built = model(*args, **kwargs) if callable(model) else _of_config(model, **kwargs)
-    return built.eval()
+        built: _Module = model(*args, **kwargs) if callable(model) else _of_config(model, **kwargs)
+    built.eval()
+    return built
 
 
 @contextmanager
@@ -40,11 +40,12 @@ def parameters_on_meta() -> Iterator[None]:
             kept.__dict__.update(parameter.__dict__)
             module._parameters[name] = kept
 
-    nn.Module.register_parameter = registered  # type: ignore[method-assign]
+    # For every class of modules, as long as the block lasts.
+    setattr(nn.Module, "register_parameter", registered)  # noqa: B010
     try:
         yield
     finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+        setattr(nn.Module, "register_parameter", register)  # noqa: B010
 
 
 def _of_config(config: Any, **kwargs: Any) -> Any:

@@ -42,7 +42,7 @@ def stream_forward(
     source: str | os.PathLike[str] | Checkpoint,
     *,
     memory: int | str,
-    device: object = None,
+    device: Any = None,
     keep: Keep = "auto",
     window: int = 2,
     budget: int | str | None = None,
@@ -73,7 +73,7 @@ def stream_forward(
     if window < 1:
         raise ValueError(f"window={window}: expected a number of layers")
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
-    target = torch.device("cpu" if device is None else device)  # type: ignore[arg-type]
+    target = torch.device("cpu" if device is None else device)
     names = match(model, checkpoint.keys())
     decoded_to = dtype if isinstance(dtype, torch.dtype) else None
     quantised = find_quantised(checkpoint, names.slots, decoded_to)
@@ -240,8 +240,8 @@ class StreamedForward:
         self._restored = [(slot, tensor) for slot in slots if (tensor := slot.get()) is not None]
         self._move_buffers({id(tensor) for _, tensor in self._restored})
         if self.plan.mapped:
-            for key, tensor in self._checkpoint.state_dict(mode="mapped", select=self.plan.mapped).items():
-                self._put(key, tensor[...])
+            for key, lazy in self._checkpoint.state_dict(mode="mapped", select=self.plan.mapped).items():
+                self._put(key, lazy[...])
         self._hook(self._fill_kept())
 
     def _fill_kept(self) -> dict[str, torch.Tensor]:
@@ -492,7 +492,7 @@ class _LayerHooks:
 def _wants_gradients(value: Any) -> bool:
     """True if a tensor among arguments wants gradients."""
     if isinstance(value, torch.Tensor):
-        return value.requires_grad
+        return bool(value.requires_grad)
     if isinstance(value, Mapping):
         return any(map(_wants_gradients, value.values()))
     return isinstance(value, (tuple, list)) and any(map(_wants_gradients, value))

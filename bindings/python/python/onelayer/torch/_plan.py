@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from .._checkpoint import Checkpoint, LayerInfo
@@ -180,7 +179,9 @@ def _is_whole_module(model: nn.Module, layer: LayerInfo, names: Names, keys: Col
 def _lookup_tables(model: nn.Module, names: Names, keys: Collection[str]) -> list[str]:
     """Embeddings that nothing else uses: a forward touches a few rows of them."""
     return [
-        key for key in keys if key in names.slots and all(isinstance(slot.module, nn.Embedding) for slot in names.slots[key])
+        key
+        for key in keys
+        if key in names.slots and all(isinstance(slot.module, nn.Embedding) for slot in names.slots[key])
     ]
 
 
@@ -188,9 +189,7 @@ def _decoded_bytes(keys: Collection[str], quantised: Mapping[str, QuantisedWeigh
     return sum(quantised[key].nbytes for key in keys if key in quantised)
 
 
-def _kept_layers(
-    stacks: Mapping[str, list[LayerInfo]], sizes: Mapping[str, int], keep: Keep, left: int
-) -> set[str]:
+def _kept_layers(stacks: Mapping[str, list[LayerInfo]], sizes: Mapping[str, int], keep: Keep, left: int) -> set[str]:
     """The layers of stacks that stay, within ``left`` bytes."""
     if keep == "none":
         return set()
@@ -206,7 +205,7 @@ def _kept_layers(
             )
         return stayed
     # The last stack first: a decoder's runs for every token.
-    for stack in reversed(stacks.values()):
+    for stack in reversed(list(stacks.values())):
         longest = max(sizes[layer.name] for layer in stack)
         count = min(left // longest, len(stack))
         # Spread evenly: while one that stays runs, the next one is read.

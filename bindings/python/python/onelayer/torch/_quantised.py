@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
@@ -32,7 +33,7 @@ class QuantisedWeight:
     @property
     def nbytes(self) -> int:
         """Size of the decoded weight."""
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
+        return math.prod(self.shape) * int(self.dtype.itemsize)
 
     def decode(self, values: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
         """Writes the decoded weight to ``out``: value x scale in single precision, rounded to the type of ``out``."""
@@ -79,7 +80,9 @@ def find_quantised(
             scales = checkpoint.info(scale).shape[-1]
             group = next((size for size in _GROUPS if -(-shape[-1] // size) == scales), None)
             if group is None:
-                raise ValueError(f"tensor {scale!r}: {scales} scales in a row of {shape[-1]} fit no known size of groups")
+                raise ValueError(
+                    f"tensor {scale!r}: {scales} scales in a row of {shape[-1]} fit no known size of groups"
+                )
         found[key] = QuantisedWeight(scale, shape, dtype or target.dtype, group)
     return found
 

@@ -71,10 +71,12 @@ def _holders(held: dict[int, int], names: dict[int, str]) -> Iterator[Holder]:
         yield Holder(layer, names[data], counts[data], tuple(dict.fromkeys(users[data]))[:_USERS_MAX])
 
 
-def _is_tensor(found: object) -> bool:
+def _is_tensor(found: Any) -> bool:
     try:
         # By type: `isinstance` runs code of objects that pretend to be something else.
-        return issubclass(type(found), torch.Tensor) and found.device.type != "meta" and found.layout == torch.strided
+        return bool(
+            issubclass(type(found), torch.Tensor) and found.device.type != "meta" and found.layout == torch.strided
+        )
     except (ReferenceError, RuntimeError):
         # A proxy of something that is gone.
         return False
