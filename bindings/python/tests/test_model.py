@@ -18,7 +18,8 @@ from checkpoints import bytes_in_file, write_checkpoint
 def pages(mebibytes: int) -> mmap.mmap:
     """Memory of its own: the heap may have room from before."""
     found = mmap.mmap(-1, mebibytes << 20)
-    found.write(b"x" * (mebibytes << 20))
+    for _ in range(mebibytes):
+        found.write(b"x" * (1 << 20))
     return found
 
 
@@ -120,7 +121,7 @@ def test_a_block_is_measured(tmp_path: Path) -> None:
         kept = pages(8)
         pages(24).close()
     assert m.unreclaimable_growth is not None and m.rss_growth is not None and m.kept_growth is not None
-    assert 31 << 20 <= m.rss_growth <= 48 << 20
+    assert 31 << 20 <= m.rss_growth <= 40 << 20
     assert 8 << 20 <= m.unreclaimable_growth <= 48 << 20
     assert 8 << 20 <= m.kept_growth <= 16 << 20
     assert m.vram_growth is None and m.seconds > 0 and m.timeline[0]["host_bytes"]
