@@ -63,7 +63,7 @@ fn a_load_ends_when_the_caller_says_so() {
         seen += 1;
         seen < 3
     });
-    assert!(matches!(error, Err(LoadError::Cancelled)), "{error:?}");
+    assert!(matches!(error, Err(onelayer::LoadError::Cancelled)), "{error:?}");
     assert_eq!(seen, 3);
     assert_eq!(loader.load_while(&checkpoint, |_| true).unwrap().layers().count(), 6);
 }

@@ -11,7 +11,6 @@ use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 
 use crate::errors;
-use crate::model::NativeModel;
 use crate::options::Options;
 use crate::plan::Plan;
 use crate::reading::{NativeMapping, NativeReader};
@@ -121,11 +120,6 @@ impl NativeCheckpoint {
     /// Mappings of the files, created on first use.
     fn mapping(&self) -> NativeMapping {
         NativeMapping::new(&self.inner)
-    }
-
-    /// Loads every layer and keeps it.
-    fn load(&self, py: Python<'_>, options: Options) -> PyResult<NativeModel> {
-        NativeModel::load(py, self, options)
     }
 
     fn stream(&self, py: Python<'_>, options: Options) -> PyResult<LayerStream> {

@@ -21,8 +21,8 @@ mod checkpoint;
 mod errors;
 mod held;
 mod layer;
-mod measuring;
 mod live;
+mod measuring;
 mod memory;
 mod model;
 mod options;
@@ -42,9 +42,9 @@ mod _native {
     #[pymodule_export]
     use super::layer::Layer;
     #[pymodule_export]
-    use super::measuring::MemoryMeter;
-    #[pymodule_export]
     use super::live::{NativeAllocation, live_allocations};
+    #[pymodule_export]
+    use super::measuring::MemoryMeter;
     #[pymodule_export]
     use super::measuring::{held_memory, slope_of};
     #[pymodule_export]

@@ -58,7 +58,8 @@ impl MemoryMeter {
     /// All that was measured of the host, as JSON, and the growth of device memory.
     fn finish_summary(&self, py: Python<'_>) -> PyResult<(String, Growth)> {
         let (host, device) = self.end(py)?;
-        let text = host.and_then(|summary| serde_json::to_string(&summary).map_err(|error| error.to_string()));
+        let text =
+            host.and_then(|summary| serde_json::to_string(&summary).map_err(|error| error.to_string()));
         Ok((text.map_err(PyRuntimeError::new_err)?, device))
     }
 }

@@ -25,24 +25,6 @@ pub(crate) struct NativeModel {
 }
 
 impl NativeModel {
-    /// Loads all layers. Signals are checked at each layer.
-    pub(crate) fn load(py: Python<'_>, checkpoint: &NativeCheckpoint, options: Options) -> PyResult<Self> {
-        let target = options.target()?;
-        let builder = options.builder()?;
-        let mut interrupt = None;
-        let loaded = py.detach(|| {
-            builder.build()?.load_while(&checkpoint.inner, |_| {
-                interrupt = Python::attach(|py| py.check_signals()).err();
-                interrupt.is_none()
-            })
-        });
-        match (loaded, interrupt) {
-            (_, Some(signal)) => Err(signal),
-            (Ok(model), None) => Ok(Self { model: Mutex::new(model), target }),
-            (Err(error), None) => Err(errors::of_load(py, &error)),
-        }
-    }
-
     fn lock(&self) -> MutexGuard<'_, Model> {
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -64,6 +46,25 @@ fn part(name: Option<&str>) -> Part<'_> {
 
 #[pymethods]
 impl NativeModel {
+    /// Loads all layers. Signals are checked at each layer.
+    #[new]
+    fn load(py: Python<'_>, checkpoint: &NativeCheckpoint, options: Options) -> PyResult<Self> {
+        let target = options.target()?;
+        let builder = options.builder()?;
+        let mut interrupt = None;
+        let loaded = py.detach(|| {
+            builder.build()?.load_while(&checkpoint.inner, |_| {
+                interrupt = Python::attach(|py| py.check_signals()).err();
+                interrupt.is_none()
+            })
+        });
+        match (loaded, interrupt) {
+            (_, Some(signal)) => Err(signal),
+            (Ok(model), None) => Ok(Self { model: Mutex::new(model), target }),
+            (Err(error), None) => Err(errors::of_load(py, &error)),
+        }
+    }
+
     /// Name and memory of each resident layer, in execution order.
     fn layers(&self, py: Python<'_>) -> Vec<(String, u64)> {
         let describe = |model: &Model| {

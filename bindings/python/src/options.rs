@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use onelayer::{
-    FloatType, HandOut, IoMode, Keep, LayerId, LoadOptions, Loader, LoaderBuilder, Passes, Quantisation, Rank,
-    ReadOrder, Split, SplitRules, Target, Window,
+    FloatType, HandOut, IoMode, Keep, LayerId, LoadOptions, Loader, LoaderBuilder, Passes, Quantisation,
+    Rank, ReadOrder, Split, SplitRules, Target, Window,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;

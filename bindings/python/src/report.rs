@@ -45,9 +45,7 @@ impl Report {
             seconds: report.elapsed.as_secs_f64(),
             preparing_seconds: report.preparing.as_secs_f64(),
             waited_seconds: report.caller_waited.as_secs_f64(),
-            waits: Binding::ALL
-                .map(|cause| (cause.to_string(), report.waits.of(cause).as_secs_f64()))
-                .into(),
+            waits: Binding::ALL.map(|cause| (cause.to_string(), report.waits.of(cause).as_secs_f64())).into(),
             passes: report.passes,
             layers: report.layers,
             nbytes: report.tensor_bytes,

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from . import _native
 from ._checkpoint import Checkpoint
 from ._checkpoint import open as open_checkpoint
 from ._sizes import human_size
@@ -199,4 +200,5 @@ def load(source: str | os.PathLike[str] | Checkpoint, **stream_options: Any) -> 
     Options as for ``Checkpoint.stream``; ``window``, ``passes`` and ``order`` have no meaning here.
     """
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
-    return Model(checkpoint._native.load(checkpoint._options(**stream_options)), stream_options)
+    native = _native.NativeModel(checkpoint._native, checkpoint._options(**stream_options))
+    return Model(native, stream_options)
