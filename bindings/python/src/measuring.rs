@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use onelayer::{Device, Target};
 use onelayer_probe::{
-    GpuMemory, Growth as SlopeGrowth, Level, Measured, Procfs, Sampler, SamplerOptions, Summary, slope,
+    GpuMemory, Level, Measured, Procfs, Sampler, SamplerOptions, SlopeLimit, Summary, slope,
 };
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -96,15 +96,15 @@ type SlopeParts = (f64, Option<f64>, Option<f64>, f64, Option<&'static str>);
 
 /// The slope of pairs of a cycle and the bytes after it. `None` for fewer than two.
 #[pyfunction]
-pub(crate) fn slope_of(points: Vec<(u64, u64)>, max_bytes: u64) -> Option<SlopeParts> {
+pub(crate) fn slope_of(py: Python<'_>, points: Vec<(u64, u64)>, max_bytes: u64) -> Option<SlopeParts> {
     let levels: Vec<Level> = points.into_iter().map(|(cycle, bytes)| Level { cycle, bytes }).collect();
-    let found = slope(&levels)?;
-    let growth = found.growth(max_bytes).map(|growth| match growth {
-        SlopeGrowth::Within => "within",
-        SlopeGrowth::Around => "around",
-        SlopeGrowth::Above => "above",
+    let found = py.detach(|| slope(&levels))?;
+    let limit = found.against(max_bytes).map(|limit| match limit {
+        SlopeLimit::Within => "within",
+        SlopeLimit::Around => "around",
+        SlopeLimit::Above => "above",
     });
-    Some((found.value, found.low, found.high, found.spread, growth))
+    Some((found.value, found.low, found.high, found.spread, limit))
 }
 
 fn told(measured: Measured<u64>) -> Growth {

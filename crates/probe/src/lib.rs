@@ -64,7 +64,7 @@ pub use rollup::SmapsRollup;
 pub use sampler::{
     INTERVAL_DEFAULT, INTERVAL_MAX, INTERVAL_MIN, Marker, PeakResetOutcome, Sampler, SamplerOptions, Summary,
 };
-pub use slope::{Growth, Level, SLOPE_CONFIDENCE, SLOPE_POINTS_MIN, Slope, slope};
+pub use slope::{Level, SLOPE_CONFIDENCE, SLOPE_POINTS_MIN, Slope, SlopeLimit, slope};
 pub use snapshot::Snapshot;
 pub use timeline::{TIMELINE_ROWS_DEFAULT, Timeline, TimelineRow};
 pub use tree::{ProcessRecord, TreeMethod, TreeOptions, TreePeak, TreeSampler, TreeSummary};

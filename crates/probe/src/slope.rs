@@ -55,12 +55,12 @@ pub struct Slope {
 impl Slope {
     /// Whether memory grows by more than `max_bytes` a cycle. `None` with too few points.
     #[must_use]
-    pub fn growth(&self, max_bytes: u64) -> Option<Growth> {
+    pub fn against(&self, max_bytes: u64) -> Option<SlopeLimit> {
         let max = to_f64(max_bytes);
         match (self.low, self.high) {
-            (Some(low), _) if low > max => Some(Growth::Above),
-            (Some(_), Some(high)) if high > max => Some(Growth::Around),
-            (Some(_), Some(_)) => Some(Growth::Within),
+            (Some(low), _) if low > max => Some(SlopeLimit::Above),
+            (Some(_), Some(high)) if high > max => Some(SlopeLimit::Around),
+            (Some(_), Some(_)) => Some(SlopeLimit::Within),
             _ => None,
         }
     }
@@ -68,7 +68,7 @@ impl Slope {
 
 /// A slope against a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Growth {
+pub enum SlopeLimit {
     /// The whole confidence interval is within the limit.
     Within,
     /// The limit is inside the confidence interval: more cycles would decide.

@@ -13,6 +13,8 @@ from ._sizes import human_size, parse_size
 Verdict = Literal["flat", "leak", "unclear"]
 
 _CYCLES_MIN = 8
+# Every pair of cycles is compared.
+_CYCLES_MAX = 2000
 _VERDICTS: dict[str | None, Verdict] = {"within": "flat", "above": "leak", "around": "unclear"}
 
 
@@ -37,7 +39,8 @@ class LeakReport:
         if self.verdict == "leak":
             return f"leak: memory grows by {each}"
         if self.verdict == "flat":
-            return f"no leak: {each} over {len(self.points)} cycles"
+            most = human_size(self.limit)
+            return f"no growth of host memory above {most} a cycle: {each} over {len(self.points)} cycles"
         return f"unclear: {each}, and the limit of {human_size(self.limit)} is within the noise; try more cycles"
 
 
@@ -46,15 +49,17 @@ def leak(
 ) -> LeakReport:
     """Calls ``function`` again and again, and tells whether unreclaimable memory grows from call to call.
 
-    - ``cycles``: calls that count, 8 or more; ``warmup`` come before them.
+    - ``cycles``: calls that count, 8 to 2000; ``warmup`` come before them.
     - ``limit``: growth a cycle that is no leak.
 
-    What the function returns is dropped, and garbage is collected, before memory is read. Memory that only
-    the kernel can see, such as the page cache, does not count. Raises ``RuntimeError`` if memory cannot be
+    What the function returns is dropped, and garbage is collected, before memory is read. It is the host memory
+    of this process: neither the page cache nor a device. Raises ``RuntimeError`` if memory cannot be
     measured here.
     """
-    if cycles < _CYCLES_MIN:
-        raise ValueError(f"cycles={cycles}: a slope needs {_CYCLES_MIN} or more")
+    if not _CYCLES_MIN <= cycles <= _CYCLES_MAX:
+        raise ValueError(f"cycles={cycles}: a slope needs {_CYCLES_MIN} or more, and takes at most {_CYCLES_MAX}")
+    if warmup < 0:
+        raise ValueError(f"warmup={warmup}: expected a number of calls")
     most = parse_size(limit)
     points = []
     for number in range(warmup + cycles):

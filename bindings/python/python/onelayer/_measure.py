@@ -30,6 +30,7 @@ class measure:  # noqa: N801  (used as a function)
         self._device = device
         self._meter: MemoryMeter | None = None
         self._summary: dict[str, Any] | None = None
+        self._reason = "nothing was measured yet: read it after the `with` block"
         self._vram: tuple[int | None, str | None] = (None, None)
 
     def __enter__(self) -> measure:
@@ -40,13 +41,17 @@ class measure:  # noqa: N801  (used as a function)
         self, kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
     ) -> None:
         assert self._meter is not None
-        text, self._vram = self._meter.finish_summary()
-        self._summary = json.loads(text)
-        self._meter = None
+        meter, self._meter = self._meter, None
+        try:
+            text, self._vram = meter.finish_summary()
+            self._summary = json.loads(text)
+        except RuntimeError as error:
+            # Not in place of the block's own error.
+            self._reason = str(error)
 
     def _told(self) -> dict[str, Any]:
         if self._summary is None:
-            raise RuntimeError("nothing was measured yet: read it after the `with` block")
+            raise RuntimeError(self._reason)
         return self._summary
 
     @property

@@ -108,6 +108,10 @@ class Model(Mapping[str, "Tensor"]):
         self._native = native
         self._options = options
 
+    # Models are compared by identity: a mapping would compare every tensor.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
     def __getitem__(self, name: str) -> Tensor:
         return self._native.tensor(name)
 
@@ -154,8 +158,10 @@ class Model(Mapping[str, "Tensor"]):
     def park(self, part: str | None = None, *, folder: str | os.PathLike[str] | None = None) -> Receipt:
         """Copies a part out of its memory and frees that: to host memory, or to a nameless file in ``folder``.
 
-        A layer stays if a tensor of it is held. On the CPU only a folder makes sense.
+        A layer stays if a tensor of it is held. A model on the CPU is parked in a folder.
         """
+        if folder is None and str(self._options.get("device", "cpu")).startswith("cpu"):
+            raise ValueError("folder: the model is in host memory already, so it is parked in a folder")
         return _receipt(self._native.park(part, None if folder is None else os.fspath(folder)))
 
     def restore(self, part: str | None = None) -> int:
@@ -168,7 +174,7 @@ class Model(Mapping[str, "Tensor"]):
         This also loads a layer again that was unloaded. Both must have tensors of the same names, types and shapes.
         """
         checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
-        options = checkpoint._options(**{**self._options, "select": None})
+        options = checkpoint._options(**self._options)
         return _receipt(self._native.replace(layer, checkpoint._native, options))
 
     @contextmanager

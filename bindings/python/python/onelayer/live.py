@@ -24,7 +24,7 @@ class LiveTensor:
     shape: tuple[int, ...]
     nbytes: int
     owners: int
-    """How often it was taken."""
+    """How many objects hold it now."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 //! From what was held after each cycle to slopes, and from slopes to limits that are kept or not.
 
 use clap::ValueEnum as _;
-use onelayer_probe::{Growth, Level, slope};
+use onelayer_probe::{Level, SlopeLimit, slope};
 
 use crate::args::{MaxSlope, MemoryKind, POINTS_MIN, name_of};
 use crate::numbers::whole;
@@ -149,16 +149,16 @@ fn slope_of(kind: MemoryKind, points: &[CyclePoint], warmup: u64, max_bytes: u64
         high_bytes_per_cycle: high,
         spread_bytes: found.map(|found| found.spread),
         max_bytes_per_cycle: max_bytes,
-        verdict: verdict(found.and_then(|found| found.growth(max_bytes))),
+        verdict: verdict(found.and_then(|found| found.against(max_bytes))),
         points_bytes,
     })
 }
 
-fn verdict(growth: Option<Growth>) -> SlopeVerdict {
-    match growth {
-        Some(Growth::Above) => SlopeVerdict::Leak,
-        Some(Growth::Around) => SlopeVerdict::Unclear,
-        Some(Growth::Within) => SlopeVerdict::Flat,
+fn verdict(limit: Option<SlopeLimit>) -> SlopeVerdict {
+    match limit {
+        Some(SlopeLimit::Above) => SlopeVerdict::Leak,
+        Some(SlopeLimit::Around) => SlopeVerdict::Unclear,
+        Some(SlopeLimit::Within) => SlopeVerdict::Flat,
         None => SlopeVerdict::Unknown,
     }
 }

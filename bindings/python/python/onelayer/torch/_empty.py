@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -16,11 +17,13 @@ def empty(model: Callable[..., _Module] | Any, *args: Any, **kwargs: Any) -> _Mo
 
     ``model`` is a class or a function that builds the module, called with the other arguments, or a
     configuration of transformers, whose first architecture is built with the configuration's dtype.
-    The module is in evaluation mode.
+    The module is in evaluation mode. Not for several threads at once.
 
     >>> onelayer.torch.empty(MyModel, hidden=4096)
     >>> onelayer.torch.empty(transformers.AutoConfig.from_pretrained("org/name"))
     """
+    if isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__} already: pass its class, or its configuration")
     with parameters_on_meta():
         built: _Module = model(*args, **kwargs) if callable(model) else _of_config(model, **kwargs)
     built.eval()
@@ -31,14 +34,19 @@ def empty(model: Callable[..., _Module] | Any, *args: Any, **kwargs: Any) -> _Mo
 def parameters_on_meta() -> Iterator[None]:
     """Every parameter that a module registers inside goes to the meta device. Not for several threads at once."""
     register = nn.Module.register_parameter
+    # Parameters that are registered twice stay one.
+    moved: dict[int, tuple[weakref.ref[nn.Parameter], nn.Parameter]] = {}
 
     def registered(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         register(module, name, parameter)
         if parameter is not None and parameter.device.type != "meta":
-            # The class and the attributes of the parameter stay.
-            kept = type(parameter)(parameter.to("meta"), requires_grad=parameter.requires_grad)
-            kept.__dict__.update(parameter.__dict__)
-            module._parameters[name] = kept
+            known = moved.get(id(parameter))
+            if known is None or known[0]() is not parameter:
+                # The class and the attributes of the parameter stay.
+                kept = type(parameter)(parameter.to("meta"), requires_grad=parameter.requires_grad)
+                kept.__dict__.update(parameter.__dict__)
+                known = moved[id(parameter)] = (weakref.ref(parameter), kept)
+            module._parameters[name] = known[1]
 
     # For every class of modules, as long as the block lasts.
     setattr(nn.Module, "register_parameter", registered)  # noqa: B010

@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -27,13 +28,15 @@ from torch import nn
 
 from .._checkpoint import Checkpoint
 from .._checkpoint import open as open_checkpoint
+from .._errors import StalledError
+from .._frameworks import float_name, torch_dtype
 from .._native import Layer, LayerStream, Report
 from .._sizes import human_size, optional_size, parse_size
 from ._names import Names, Slot, match
 from ._plan import ForwardPlan, Keep, make_plan
 from ._quantised import DecodedLayer, QuantisedWeight, find_quantised
 
-# What waits for less than this share of the time is not called the limit.
+# Waits below this share of the time are not the limit.
 _BOUND_MIN = 0.1
 
 
@@ -47,39 +50,40 @@ def stream_forward(
     window: int = 2,
     budget: int | str | None = None,
     dtype: Any = None,
-    quantise: str | None = None,
     io: str | None = None,
 ) -> StreamedForward:
     """Runs ``model`` with the weights of ``source`` in ``memory`` bytes. Use it in a ``with`` statement.
 
-    The model is built without weights, by ``onelayer.torch.empty`` or under ``torch.device("meta")``. Its
-    forwards work as always, under ``torch.no_grad()`` or ``torch.inference_mode()``. After the ``with``
-    block it is empty again.
+    The model is built without weights, by ``onelayer.torch.empty``. Its forwards work as always, under
+    ``torch.no_grad()`` or ``torch.inference_mode()``, one at a time. After the ``with`` block it is empty
+    again.
 
     - ``memory``: limit of all weights and of reading them: what stays, a window of streamed layers, and
-      ``budget``. Activations and caches are the caller's, on top.
-    - ``device``: of the weights. Default: the CPU. Buffers are moved there.
+      ``budget``. Activations, caches, buffers and adapters are the caller's, on top.
+    - ``device``: of the weights. Default: the CPU. Buffers and adapters are moved there.
     - ``keep``: ``"auto"`` keeps what fits: first everything outside stacks of layers, then as many layers as
-      fit. On the CPU, a model that fits whole is mapped instead of copied, and embeddings are always
-      mapped. ``"none"`` keeps no layer of a stack, names keep these.
+      fit. On the CPU, weights as stored are mapped instead of copied if the model fits whole, and so are
+      embeddings that nothing else uses. ``"none"`` keeps no layer of a stack, names keep these.
     - ``window``: streamed layers in memory at once. A limit too small for it gets fewer.
     - ``budget``: host memory for reading. Default: 64 MiB, or less within a small limit.
-    - ``dtype``, ``quantise``, ``io``: as in ``Checkpoint.stream``. Weights that a conversion has quantised
-      are decoded just in time to ``dtype``, or to the type that the model has.
+    - ``dtype``: wider floats are narrowed to it; others keep the type of the file. Weights that
+      ``loadcheck convert`` has quantised are decoded just in time to the type of the other floats.
+    - ``io``: as in ``Checkpoint.stream``.
 
     Raises ``BudgetError`` if the smallest window does not fit, and ``ValueError`` if names or shapes of
-    model and checkpoint do not fit together.
+    model and checkpoint do not fit together, or if the model has weights already.
     """
-    if window < 1:
-        raise ValueError(f"window={window}: expected a number of layers")
+    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+        raise ValueError(f"window={window!r}: expected a number of layers")
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     target = torch.device("cpu" if device is None else device)
+    if target.type == "cuda" and target.index is None:
+        target = torch.device("cuda", 0)
     names = match(model, checkpoint.keys())
-    decoded_to = dtype if isinstance(dtype, torch.dtype) else None
-    quantised = find_quantised(checkpoint, names.slots, decoded_to)
+    _check_empty(names)
+    narrowed = None if dtype is None else torch_dtype(float_name(dtype).upper())
+    quantised = find_quantised(checkpoint, names.slots, narrowed)
     _check_shapes(checkpoint, names, quantised)
-    if quantise is not None:
-        raise ValueError("quantise: convert the checkpoint first (loadcheck convert --quantise), and stream that")
     options = {"dtype": dtype, "io": io}
     plan = make_plan(
         model,
@@ -94,6 +98,17 @@ def stream_forward(
         options={"device": target, **options},
     )
     return StreamedForward(model, checkpoint, names, quantised, plan, target, options)
+
+
+def _check_empty(names: Names) -> None:
+    """Weights that are there already would stay, on top of the limit."""
+    for slots in names.slots.values():
+        held = slots[0].get()
+        if isinstance(held, nn.Parameter) and held.device.type != "meta":
+            raise ValueError(
+                f"parameter {slots[0].path!r} has memory already: build the module with onelayer.torch.empty, "
+                "or give its memory back with onelayer.torch.unload"
+            )
 
 
 def _check_shapes(checkpoint: Checkpoint, names: Names, quantised: Mapping[str, QuantisedWeight]) -> None:
@@ -118,7 +133,7 @@ class ForwardReport:
     decoding_seconds: float
     """Time in which quantised weights were decoded."""
     streamed_bytes: int
-    """Bytes that one forward reads."""
+    """Bytes of all streamed layers."""
     read_bytes: int
     """Bytes read from files for streamed layers."""
     restarts: int
@@ -133,8 +148,7 @@ class ForwardReport:
         if self.restarts > self.forwards:
             return "layers are called in an order that changes: keep more of them"
         if self.bound in ("disk", "fill") and self.plan.streamed:
-            short = human_size(self.streamed_bytes)
-            return f"more memory: {short} more would keep everything; or a checkpoint with quantised weights"
+            return f"more memory keeps more layers: {human_size(self.streamed_bytes)} are read at each forward"
         if self.bound == "link":
             return "more device memory, to keep more layers; or quantised weights"
         if self.bound == "decoding":
@@ -148,6 +162,12 @@ class ForwardReport:
             f"{self.forwards} forwards, {each:.2f} s each, {waited:.0%} of it waiting; "
             f"limited by {self.bound}; {self.advice}"
         )
+
+
+# A weight that somebody keeps holds its layer: this long, until the stream says so.
+_STALL_SECONDS = 10
+# Modules inside a `with` block.
+_STREAMED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class StreamedForward:
@@ -174,13 +194,15 @@ class StreamedForward:
         self._layers: list[_LayerHooks] = []
         self._stream: _LayerSequence | None = None
         self._restored: list[tuple[Slot, torch.Tensor]] = []
-        self._clock = _Clock()
+        self._clock = _Clock(self._take_out)
         self._is_open = False
 
     def __enter__(self) -> StreamedForward:
-        if self._is_open:
+        if self.model in _STREAMED:
             raise RuntimeError("the module is streamed already: one `with` at a time")
+        _STREAMED.add(self.model)
         self._is_open = True
+        self._clock, self._stream = _Clock(self._take_out), None
         try:
             self._fill()
         except BaseException:
@@ -195,16 +217,26 @@ class StreamedForward:
 
     def close(self) -> None:
         """Takes all weights out of the module and frees them. Harmless when repeated."""
-        for hook in self._hooks:
-            hook.remove()
+        if not self._is_open:
+            return
+        try:
+            for hook in self._hooks:
+                hook.remove()
+            for layer in self._layers:
+                layer.empty()
+            if self._stream is not None:
+                self._stream.close()
+        finally:
+            for slot, tensor in self._restored:
+                slot.put(tensor)
+            self._hooks, self._layers, self._restored = [], [], []
+            self._is_open = False
+            _STREAMED.discard(self.model)
+
+    def _take_out(self) -> None:
+        """Empties layers that an interrupt has left filled."""
         for layer in self._layers:
-            layer.take_out()
-        if self._stream is not None:
-            self._stream.close()
-        for slot, tensor in self._restored:
-            slot.put(tensor)
-        self._hooks, self._layers, self._restored = [], [], []
-        self._is_open = False
+            layer.empty()
 
     @property
     def report(self) -> ForwardReport:
@@ -238,7 +270,7 @@ class StreamedForward:
         """Brings what stays, and hooks the layers that come just in time."""
         slots = [slot for places in self._names.slots.values() for slot in places]
         self._restored = [(slot, tensor) for slot in slots if (tensor := slot.get()) is not None]
-        self._move_buffers({id(tensor) for _, tensor in self._restored})
+        self._move_others({id(tensor) for _, tensor in self._restored})
         if self.plan.mapped:
             for key, lazy in self._checkpoint.state_dict(mode="mapped", select=self.plan.mapped).items():
                 self._put(key, lazy[...])
@@ -256,21 +288,29 @@ class StreamedForward:
                 stored[key] = tensor
             else:
                 self._put(key, tensor)
+        for name in self.plan.kept:
+            for key in self.plan.keys[name]:
+                if key in self._quantised and name not in self.plan.stacked:
+                    weight = self._quantised[key]
+                    decoded = torch.empty(weight.shape, dtype=weight.dtype, device=self._device)
+                    weight.decode(stored.pop(key), stored.pop(weight.scale), decoded)
+                    self._put(key, decoded)
         return stored
 
     def _put(self, key: str, tensor: torch.Tensor) -> None:
         for slot in self._names.slots[key]:
             slot.put(tensor)
 
-    def _move_buffers(self, of_checkpoint: set[int]) -> None:
-        """Buffers with values go to the device of the weights."""
+    def _move_others(self, of_checkpoint: set[int]) -> None:
+        """Buffers and adapters that have values go to the device of the weights."""
         for module in self.model.modules():
-            for leaf, tensor in module._buffers.items():
-                is_here = tensor is None or tensor.device.type in ("meta", self._device.type)
-                if tensor is not None and not is_here and id(tensor) not in of_checkpoint:
+            for leaf, tensor in [*module._buffers.items(), *module._parameters.items()]:
+                if tensor is None or tensor.device.type == "meta" or tensor.device == self._device:
+                    continue
+                if id(tensor) not in of_checkpoint:
                     slot = Slot(module, leaf)
                     self._restored.append((slot, tensor))
-                    slot.put(tensor.to(self._device))
+                    slot.put(tensor.detach().to(self._device))
 
     def _hook(self, stored: Mapping[str, torch.Tensor]) -> None:
         decoder = DecodedLayer(self._device)
@@ -280,7 +320,7 @@ class StreamedForward:
                 self._hook_layer(name, self.plan.keys[name], _Streamed(name, stream), decoder)
         for name in self.plan.kept:
             weights = [key for key in self.plan.keys[name] if key in self._quantised]
-            if weights:
+            if weights and name in self.plan.stacked:
                 self._hook_layer(name, weights, _Stored(stored), decoder)
         self._hook_module(self.model, self._clock.begin, self._clock.end)
 
@@ -306,7 +346,8 @@ class StreamedForward:
 class _Clock:
     """Counts forwards and their time. Refuses two at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, recover: Callable[[], None]) -> None:
+        self._recover = recover
         self.forwards = 0
         self.seconds = self.decoding_seconds = 0.0
         self._began: float | None = None
@@ -317,6 +358,9 @@ class _Clock:
             raise RuntimeError(
                 f"{type(module).__name__} runs in another thread: weights are there for one forward at a time"
             )
+        if self._began is not None:
+            # The last forward was interrupted: hooks do not run then.
+            self._recover()
         self._began, self._thread = time.perf_counter(), threading.get_ident()
 
     def end(self, *_: Any) -> None:
@@ -354,9 +398,10 @@ class _LayerSequence:
         self._position = 0
         self._called: deque[str] = deque(maxlen=4 * len(plan.streamed))
         self._before = _Totals({}, 0)
+        self._one_at_a_time = threading.Lock()
         self.restarts = 0
         self.waited_seconds = 0.0
-        self._stream = self._start()
+        self._stream: LayerStream | None = self._start()
 
     def _start(self) -> LayerStream:
         window = min(self._plan.window, len(self._order))
@@ -366,24 +411,50 @@ class _LayerSequence:
             prefetch=window,
             passes="endless",
             call_order=self._order,
+            on_stall=_STALL_SECONDS,
             **self._options,
         )
 
     def take(self, name: str) -> Layer:
         """The layer that is called now."""
-        if self._order[self._position] != name:
+        if not self._one_at_a_time.acquire(blocking=False):
+            raise RuntimeError(f"layer {name!r} is called by two threads: weights are there for one forward at a time")
+        try:
+            return self._take(name)
+        finally:
+            self._one_at_a_time.release()
+
+    def _take(self, name: str) -> Layer:
+        if self._stream is None or self._order[self._position] != name:
             self._restart_at(name)
+        assert self._stream is not None
         began = time.perf_counter()
-        layer = next(self._stream)
+        try:
+            layer = next(self._stream, None)
+        except StalledError as error:
+            self.close()
+            raise StalledError(
+                f"layer {name!r} has no room: weights of {', '.join(error.held)} are still referred to after their layer "
+                "returned, by a view, a hook or autograd, or the layers call each other. Keep these layers (keep=...), "
+                "or make the window larger",
+                held=error.held,
+            ) from error
+        except BaseException:
+            # A stream that failed or was interrupted has ended. The next call begins a new one.
+            self.close()
+            raise
         self.waited_seconds += time.perf_counter() - began
+        if layer is None or layer.name != name:
+            self.close()
+            raise RuntimeError(f"layer {name!r} is called, and the stream has {layer!r}")
         self._position = (self._position + 1) % len(self._order)
         self._called.append(name)
         return layer
 
     def _restart_at(self, name: str) -> None:
+        if self._stream is not None:
+            self.restarts += 1
         self.close()
-        self._before = self.totals()
-        self.restarts += 1
         if name in self._called:
             called = list(self._called)
             since = len(called) - 1 - called[::-1].index(name)
@@ -395,10 +466,13 @@ class _LayerSequence:
         self._stream = self._start()
 
     def totals(self) -> _Totals:
-        return self._before.plus(self._stream.report)
+        return self._before if self._stream is None else self._before.plus(self._stream.report)
 
     def close(self) -> None:
-        self._stream.close()
+        if self._stream is not None:
+            self._stream.close()
+            self._before = self.totals()
+            self._stream = None
 
 
 class _Streamed:
@@ -456,19 +530,27 @@ class _LayerHooks:
         self._clock = clock
         self._empty = [(slot, slot.get()) for places in slots.values() for slot in places]
         self._is_filled = threading.Lock()
-        self._thread = 0
+        self._refused: set[int] = set()
 
     def put_in(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if torch.is_grad_enabled() and _wants_gradients((args, kwargs)):
+        if torch.is_grad_enabled() and (_wants_gradients((args, kwargs)) or _has_trainable(module)):
+            self._refused.add(threading.get_ident())
             raise RuntimeError(
                 f"layer {self._name!r}: gradients need the weights after the forward, when they are gone. "
                 "Use torch.no_grad() or torch.inference_mode()"
             )
         if not self._is_filled.acquire(blocking=False):
+            self._refused.add(threading.get_ident())
             raise RuntimeError(
                 f"layer {self._name!r} is called while it runs: weights are there for one forward at a time"
             )
-        self._thread = threading.get_ident()
+        try:
+            self._fill()
+        except BaseException:
+            self.empty()
+            raise
+
+    def _fill(self) -> None:
         self._weights.take()
         began = time.perf_counter()
         decoded = self._decoder.decode(self._quantised, self._weights.__getitem__) if self._quantised else {}
@@ -480,13 +562,24 @@ class _LayerHooks:
 
     def take_out(self, *_: Any) -> None:
         """After the layer, also if it failed. A call that was refused takes nothing out."""
-        if not self._is_filled.locked() or self._thread != threading.get_ident():
-            return
-        for slot, tensor in self._empty:
-            if tensor is not None:
-                slot.put(tensor)
-        self._weights.release()
-        self._is_filled.release()
+        if threading.get_ident() in self._refused:
+            self._refused.discard(threading.get_ident())
+        else:
+            self.empty()
+
+    def empty(self) -> None:
+        """Takes the weights out, if they are there."""
+        if self._is_filled.locked():
+            for slot, tensor in self._empty:
+                if tensor is not None:
+                    slot.put(tensor)
+            self._weights.release()
+            self._is_filled.release()
+
+
+def _has_trainable(module: nn.Module) -> bool:
+    """True if a parameter with memory wants gradients: an adapter's."""
+    return any(parameter.requires_grad and parameter.device.type != "meta" for parameter in module.parameters())
 
 
 def _wants_gradients(value: Any) -> bool:

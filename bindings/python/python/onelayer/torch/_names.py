@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -16,7 +16,11 @@ from torch import nn
 # Modules that adapters put around a layer keep it under this name.
 _WRAPPED = "base_layer"
 _PREFIX_PARTS_MAX = 3
-# At least this share of all tensors has to have a place.
+_MERGED = (
+    "If transformers renames or merges tensors when it loads this model, as for mixtures of experts, save it once with "
+    "save_pretrained(folder, save_original_format=False), and stream that"
+)
+# Below this share of the module's tensors the names are of something else.
 _MATCHED_MIN = 0.5
 
 
@@ -26,14 +30,15 @@ class Slot:
 
     module: nn.Module
     leaf: str
+    path: str = field(default="", compare=False)
+    """The full name."""
 
     def put(self, tensor: torch.Tensor) -> None:
         """Sets the tensor. Parameters take no gradients."""
-        if self.leaf in self.module._parameters:
-            wrapped = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
-            self.module._parameters[self.leaf] = wrapped
-        else:
-            self.module._buffers[self.leaf] = tensor
+        if self.leaf in self.module._parameters and not isinstance(tensor, nn.Parameter):
+            tensor = nn.Parameter(tensor, requires_grad=False)
+        # Not past `__setattr__`: modules such as LSTM keep lists of their weights.
+        setattr(self.module, self.leaf, tensor)
 
     def get(self) -> torch.Tensor | None:
         return self.module._parameters.get(self.leaf, self.module._buffers.get(self.leaf))
@@ -62,52 +67,73 @@ class Names:
 def match(model: nn.Module, keys: Collection[str]) -> Names:
     """Finds the places of all tensors.
 
-    Raises ``ValueError`` if the names do not fit together, or if a parameter without memory would
-    stay empty.
+    Raises ``ValueError`` if the names do not fit together, or if a tensor without memory would stay
+    empty. Buffers that are not saved with a module are not filled.
     """
-    places = _places(model)
+    places, unsaved = _places(model)
     strip, add = _prefixes(keys, places)
     slots: dict[str, tuple[Slot, ...]] = {}
-    taken: set[int] = set()
     unused = []
-    # Sorted, so that of two stored copies of a tied weight the same one is used every time.
-    for key in sorted(keys):
+    of_place: dict[int, dict[str, str]] = {}
+    for key in keys:
         name = _renamed(key, strip, add)
-        place = None if name is None else places.get(name) or places.get(_inside_adapter(name))
-        if place is None or id(place) in taken:
-            unused.append(key)
+        own = None if name is None else name if name in places else _inside_adapter(name)
+        if own in places:
+            of_place.setdefault(id(places[own]), {})[own] = key
         else:
-            taken.add(id(place))
-            slots[key] = tuple(place)
-    if len(slots) < _MATCHED_MIN * len(keys):
+            unused.append(key)
+    for place in {id(place): place for place in places.values()}.values():
+        stored = of_place.get(id(place))
+        if not stored:
+            continue
+        # Tied weights share a tensor, unless the checkpoint has one for each name.
+        first = next((slot.path for slot in place if slot.path in stored), next(iter(stored)))
+        filled: dict[str, list[Slot]] = {}
+        for slot in place:
+            filled.setdefault(stored.get(slot.path, stored[first]), []).append(slot)
+        slots.update((key, tuple(found)) for key, found in filled.items())
+    missing = [name for name, place in places.items() if id(place) not in of_place and _is_empty(place[0])]
+    if not slots or (missing and len(slots) < _MATCHED_MIN * (len(slots) + len(missing))):
         raise ValueError(
-            f"the names of checkpoint and module do not fit together: {len(keys) - len(slots)} of {len(keys)} tensors "
-            f"have no place, such as {_some(unused)}; the module has {_some(places)}"
+            f"the names of checkpoint and module do not fit together: {len(unused)} of {len(keys)} tensors "
+            f"have no place, such as {_some(unused)}; the module has {_some(places)}. {_MERGED}"
         )
-    missing = [name for name, place in places.items() if id(place) not in taken and _is_empty(place[0])]
+    unsaved = [name for name in unsaved if name not in slots]
+    if unsaved:
+        raise ValueError(
+            f"buffers of the module have no values, and are in no checkpoint: {_some(unsaved)}. "
+            "Build the module with onelayer.torch.empty, which keeps the values of buffers"
+        )
     if missing:
         raise ValueError(
-            f"{len(missing)} tensors of the module are not in the checkpoint and have no values: {_some(missing)}. "
-            "If the model merges tensors when it is loaded (experts, for example), save it once with save_pretrained "
-            "of its library, and stream that; else give them values first"
+            f"{len(missing)} tensors of the module are not in the checkpoint and have no values: {_some(missing)}. {_MERGED}"
         )
     return Names(slots, tuple(unused), strip, add)
 
 
-def _places(model: nn.Module) -> dict[str, list[Slot]]:
-    """Every name of a parameter or buffer -> the attributes that hold it; tied names share a list."""
+def _places(model: nn.Module) -> tuple[dict[str, list[Slot]], list[str]]:
+    """Every name of a parameter or buffer -> the attributes that hold it; tied names share a list.
+
+    Also the names of buffers that are not saved with the module, and have no values.
+    """
     found: dict[str, list[Slot]] = {}
+    unsaved = []
     of_tensor: dict[int, list[Slot]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         for leaf, tensor in [*module._parameters.items(), *module._buffers.items()]:
             if tensor is None:
                 continue
+            name = f"{path}.{leaf}" if path else leaf
+            if leaf in module._non_persistent_buffers_set:
+                if tensor.device.type == "meta":
+                    unsaved.append(name)
+                continue
             place = of_tensor.setdefault(id(tensor), [])
-            slot = Slot(module, leaf)
+            slot = Slot(module, leaf, name)
             if slot not in place:
                 place.append(slot)
-            found[f"{path}.{leaf}" if path else leaf] = place
-    return found
+            found[name] = place
+    return found, unsaved
 
 
 def _prefixes(keys: Collection[str], places: Collection[str]) -> tuple[str, str]:

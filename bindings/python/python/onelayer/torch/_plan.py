@@ -7,8 +7,9 @@ memory = outside stacks + kept layers + window of streamed layers + decoded laye
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torch import nn
@@ -17,7 +18,7 @@ from .._checkpoint import Checkpoint, LayerInfo
 from .._errors import BudgetError
 from .._sizes import human_size
 from ._names import Names
-from ._quantised import QuantisedWeight
+from ._quantised import PIECE_BYTES, QuantisedWeight
 
 Keep = Literal["auto", "none"] | Collection[str]
 
@@ -50,6 +51,10 @@ class ForwardPlan:
     """Host memory for reading, in bytes."""
     keys: Mapping[str, tuple[str, ...]] = field(repr=False)
     """Name of a kept or streamed layer -> names of its tensors that have a place in the module."""
+    stacked: frozenset[str] = field(repr=False)
+    """Names of the layers of stacks, kept or streamed: quantised weights of others are decoded once."""
+    unused: tuple[str, ...] = field(repr=False)
+    """Names of the tensors of the checkpoint that have no place in the module."""
 
     @property
     def needed(self) -> int:
@@ -58,7 +63,9 @@ class ForwardPlan:
 
     def __str__(self) -> str:
         if not self.streamed and self.mapped:
-            return f"everything fits: {human_size(self.mapped_bytes)} mapped, in the page cache"
+            parts = [f"{human_size(self.mapped_bytes)} mapped, in the page cache"]
+            parts += [f"{human_size(self.kept_bytes)} stay in memory"] if self.kept_bytes else []
+            return f"everything fits: {', '.join(parts)}"
         if not self.streamed:
             return f"everything fits: {human_size(self.kept_bytes)} stay in memory"
         parts = [
@@ -98,28 +105,56 @@ def make_plan(
     stacks = _stacks(model, layers, names, keys)
     stacked = {layer.name for stack in stacks.values() for layer in stack}
     outside = [layer.name for layer in layers if layer.name not in stacked]
-    is_plain = on_cpu and not quantised and not options.get("dtype") and not options.get("quantise")
-    mapped = _lookup_tables(model, names, [key for name in outside for key in keys[name]]) if is_plain else []
+    is_plain = on_cpu and not quantised and not options.get("dtype")
+    mapped = _lookup_tables(names, [key for name in outside for key in keys[name]]) if is_plain else []
     mapped_bytes = sum(checkpoint.info(key).nbytes for key in mapped)
-    decoded = max((_decoded_bytes(keys[layer.name], quantised) for layer in layers), default=0)
-    outside_bytes = sum(sizes[name] for name in outside) - mapped_bytes
-    total = outside_bytes + sum(sizes[name] for name in stacked)
-    ring = _RING_BYTES if budget is None else budget
-    if keep == "auto" and total + mapped_bytes + decoded + ring <= memory:
-        # Everything fits. Pages of a mapping are shared with the page cache, so nothing is copied.
-        if is_plain:
-            every = tuple(key for name in keys for key in keys[name])
-            return ForwardPlan(memory, (), 0, every, total + mapped_bytes, (), 0, 0, 0, 0, 0, keys)
-        return ForwardPlan(memory, tuple(sizes), total, (), 0, (), 0, 0, 0, decoded, ring, keys)
-
+    for name in outside:
+        keys[name] = tuple(key for key in keys[name] if key not in mapped)
+    select = [key for name in outside for key in keys[name]]
+    outside_bytes = checkpoint.plan(select=select, window="all", **options).resident_bytes if select else 0
+    # Quantised weights outside stacks stay decoded.
+    outside_bytes += sum(_decoded_bytes(keys[name], quantised) for name in outside)
+    decoded = max((_decoded_bytes(keys[name], quantised) for name in stacked), default=0)
+    decoded += PIECE_BYTES if quantised else 0
     select = [key for name in stacked for key in keys[name]]
-    floor = checkpoint.plan(select=select, window=window, passes="endless", **options).min_budget if select else 0
-    if budget is None:
-        # A small limit gets a small ring.
-        ring = min(_RING_BYTES, max(memory // 16, floor))
-    elif budget < floor:
-        raise BudgetError(f"budget: reading needs {human_size(floor)} or more", required=floor, budget=budget)
+    floor = whole.min_budget
+    if select:
+        floor = max(floor, checkpoint.plan(select=select, window=window, passes="endless", **options).min_budget)
+    # A small limit gets a small ring.
+    ring = max(floor, min(_RING_BYTES, memory // 16)) if budget is None else budget
+    if ring < floor:
+        raise BudgetError(
+            f"budget of {human_size(ring)}: reading needs {human_size(floor)} or more", required=floor, budget=ring
+        )
+
+    def plan(**changes: Any) -> ForwardPlan:
+        empty = ForwardPlan(
+            memory,
+            kept=(),
+            kept_bytes=0,
+            mapped=(),
+            mapped_bytes=0,
+            streamed=(),
+            streamed_bytes=0,
+            window=0,
+            window_bytes=0,
+            decoded_bytes=0,
+            budget=0,
+            keys=keys,
+            stacked=frozenset(stacked),
+            unused=tuple(key for key in names.unused if key not in scales),
+        )
+        return replace(empty, **changes)
+
+    total = outside_bytes + sum(sizes[name] for name in stacked)
+    if keep == "auto" and is_plain and total + mapped_bytes <= memory:
+        # Everything fits. Pages of a mapping are shared with the page cache, so nothing is copied.
+        every = (*mapped, *(key for name in keys for key in keys[name]))
+        return plan(mapped=every, mapped_bytes=total + mapped_bytes)
+    kept_here = {"mapped": tuple(mapped), "mapped_bytes": mapped_bytes, "decoded_bytes": decoded, "budget": ring}
     fixed = outside_bytes + decoded + ring
+    if keep == "auto" and total + decoded + ring <= memory:
+        return plan(kept=tuple(name for name in sizes if keys[name]), kept_bytes=total, **kept_here)
     longest = max((sizes[name] for name in stacked), default=0)
     held = next((held for held in range(window, 0, -1) if fixed + held * longest <= memory), None)
     if held is None:
@@ -133,22 +168,14 @@ def make_plan(
     stayed = _kept_layers(stacks, sizes, keep, memory - fixed - held * longest)
     streamed = tuple(name for name in sizes if name in stacked and name not in stayed)
     held = min(held, len(streamed))
-    held_keys = dict(keys)
-    for name in outside:
-        held_keys[name] = tuple(key for key in keys[name] if key not in mapped)
-    return ForwardPlan(
-        memory,
-        kept=tuple(name for name in sizes if name in stayed or (name in outside and held_keys[name])),
+    return plan(
+        kept=tuple(name for name in sizes if name in stayed or (name in outside and keys[name])),
         kept_bytes=outside_bytes + sum(sizes[name] for name in stayed),
-        mapped=tuple(mapped),
-        mapped_bytes=mapped_bytes,
         streamed=streamed,
         streamed_bytes=sum(checkpoint.info(key).nbytes for name in streamed for key in keys[name]),
         window=held,
         window_bytes=held * max((sizes[name] for name in streamed), default=0),
-        decoded_bytes=decoded,
-        budget=ring,
-        keys=held_keys,
+        **kept_here,
     )
 
 
@@ -169,14 +196,14 @@ def _is_whole_module(model: nn.Module, layer: LayerInfo, names: Names, keys: Col
         module = model.get_submodule(path) if path else None
     except AttributeError:
         return False
-    if module is None or isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+    if module is None or type(module).forward is nn.Module.forward:
         # Lists are never called.
         return False
     inside = set(map(id, module.modules()))
     return all(id(slot.module) in inside for key in keys for slot in names.slots.get(key, ()))
 
 
-def _lookup_tables(model: nn.Module, names: Names, keys: Collection[str]) -> list[str]:
+def _lookup_tables(names: Names, keys: Collection[str]) -> list[str]:
     """Embeddings that nothing else uses: a forward touches a few rows of them."""
     return [
         key
@@ -194,8 +221,17 @@ def _kept_layers(stacks: Mapping[str, list[LayerInfo]], sizes: Mapping[str, int]
     if keep == "none":
         return set()
     stayed: set[str] = set()
+    stacked = {layer.name for stack in stacks.values() for layer in stack}
     if keep != "auto":
-        stayed.update(name for name in keep if name in sizes)
+        if not isinstance(keep, Collection):
+            raise ValueError(f"keep={keep!r}: expected 'auto', 'none', or names of layers of the checkpoint")
+        unknown = [name for name in keep if name not in sizes]
+        if isinstance(keep, str) or unknown:
+            near = difflib.get_close_matches(unknown[0], sizes, 1) if unknown and not isinstance(keep, str) else []
+            hint = f"; is {near[0]!r} meant?" if near else ""
+            wrong = keep if isinstance(keep, str) else unknown[0]
+            raise ValueError(f"keep={wrong!r}: expected 'auto', 'none', or names of layers of the checkpoint{hint}")
+        stayed.update(name for name in keep if name in stacked)
         needed = sum(sizes[name] for name in stayed)
         if needed > left:
             raise BudgetError(

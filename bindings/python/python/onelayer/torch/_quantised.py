@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
 
-from .._checkpoint import Checkpoint
+from .._checkpoint import Checkpoint, TensorInfo
+from .._frameworks import torch_dtype
 from ._names import Slot
 
 SCALE_SUFFIX = "_scale"
 _GROUPS = (32, 64, 128)
 # Rows are decoded in pieces of so many elements: the pieces in single precision stay in the processor's cache.
 _PIECE_ELEMENTS = 1 << 18
+PIECE_BYTES = 4 << 20
+"""Memory that decoding takes beside the result: a piece in several forms."""
+# Other formats have these beside their weights and scales.
+_FOREIGN = ("_zero_point", "_scale_2", "_g_idx")
 
 
 @dataclass(frozen=True)
@@ -64,27 +70,42 @@ def find_quantised(
 ) -> dict[str, QuantisedWeight]:
     """The quantised weights among tensors with a place in the module.
 
-    They are decoded to ``dtype``, or to the type that the module gives them.
+    They are decoded to the type in which the other floats arrive: as stored, or narrowed to ``dtype``.
+    Raises ``ValueError`` for weights that something else has quantised.
     """
     found = {}
+    plain: Counter[str] = Counter(checkpoint.info(key).dtype for key in slots)
+    floats = [name for name, _ in plain.most_common() if name in ("BF16", "F16", "F32")]
+    arrives = (dtype if floats[0] == "F32" and dtype else torch_dtype(floats[0])) if floats else dtype
     for key, places in slots.items():
         scale = key + SCALE_SUFFIX
-        if scale not in checkpoint or scale in slots:
-            continue
-        stored, target = checkpoint.info(key), next(iter(places)).get()
-        if target is None or stored.dtype not in ("I8", "U8", "F8_E4M3"):
+        target = next(iter(places)).get()
+        stored = checkpoint.info(key)
+        if scale not in checkpoint or scale in slots or target is None or stored.dtype not in ("I8", "U8", "F8_E4M3"):
             continue
         shape = tuple(target.shape)
-        group = None
-        if stored.dtype == "U8":
-            scales = checkpoint.info(scale).shape[-1]
-            group = next((size for size in _GROUPS if -(-shape[-1] // size) == scales), None)
-            if group is None:
-                raise ValueError(
-                    f"tensor {scale!r}: {scales} scales in a row of {shape[-1]} fit no known size of groups"
-                )
-        found[key] = QuantisedWeight(scale, shape, dtype or target.dtype, group)
+        group = _group(stored, checkpoint.info(scale), shape)
+        foreign = [key + suffix for suffix in _FOREIGN if key + suffix in checkpoint]
+        if group == 0 or foreign:
+            raise ValueError(
+                f"tensor {key!r} was quantised in a way that is not known here ({stored.dtype} {list(stored.shape)} with "
+                f"scales {list(checkpoint.info(scale).shape)}): convert the original with loadcheck convert --quantise"
+            )
+        found[key] = QuantisedWeight(scale, shape, arrives or target.dtype, group)
     return found
+
+
+def _group(stored: TensorInfo, scale: TensorInfo, shape: tuple[int, ...]) -> int | None:
+    """Elements that share a scale; ``None`` for a row. Zero if types and shapes are not those of docs/quantise.md."""
+    if len(shape) < 2:
+        return 0
+    *rows, columns = shape
+    if stored.dtype != "U8":
+        fits = stored.shape == shape and scale.shape == (*rows, 1) and scale.dtype == "F32"
+        return None if fits else 0
+    if stored.shape != (*rows, -(-columns // 2)) or scale.dtype != "BF16":
+        return 0
+    return next((size for size in _GROUPS if scale.shape == (*rows, -(-columns // size))), 0)
 
 
 class DecodedLayer:
@@ -98,18 +119,20 @@ class DecodedLayer:
         self, weights: Mapping[str, QuantisedWeight], stored: Callable[[str], torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         """The decoded weights, valid until the next call."""
-        used: dict[tuple[tuple[int, ...], torch.dtype, int], torch.Tensor] = {}
-        decoded = {}
-        counts: dict[tuple[tuple[int, ...], torch.dtype], int] = {}
+        counts: Counter[tuple[tuple[int, ...], torch.dtype]] = Counter()
+        places = {}
         for key, weight in weights.items():
-            number = counts.get((weight.shape, weight.dtype), 0)
-            counts[weight.shape, weight.dtype] = number + 1
-            place = (weight.shape, weight.dtype, number)
-            out = self._buffers.pop(place, None)
-            if out is None:
-                out = torch.empty(weight.shape, dtype=weight.dtype, device=self._device)
-            weight.decode(stored(key), stored(weight.scale), out)
-            used[place] = decoded[key] = out
-        # What this layer has no use for is freed: never more than the longest layer is held.
-        self._buffers = used
+            kind = (weight.shape, weight.dtype)
+            places[key] = (*kind, counts[kind])
+            counts[kind] += 1
+        # What this layer has no use for is freed first: never more than the longest layer is held.
+        wanted = set(places.values())
+        self._buffers = {place: buffer for place, buffer in self._buffers.items() if place in wanted}
+        decoded = {}
+        for key, weight in weights.items():
+            if places[key] not in self._buffers:
+                empty = torch.empty(weight.shape, dtype=weight.dtype, device=self._device)
+                self._buffers[places[key]] = empty
+            decoded[key] = self._buffers[places[key]]
+            weight.decode(stored(key), stored(weight.scale), decoded[key])
         return decoded

@@ -4,50 +4,107 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import inspect
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from .. import _native
 from .._model import Holder, Receipt
 
 _USERS_MAX = 5
+# Memory that comes and goes meanwhile.
+_NOISE_BYTES = 256 << 10
 
 
 def unload(module: nn.Module) -> Receipt:
     """Frees parameters and buffers of a module. They stay as tensors without memory, on the meta device.
 
-    The receipt counts storages: ``returned`` are those that are gone, ``held`` those that somebody else
-    still refers to, through the same tensor or another view. ``held_by`` names these tensors, and in
-    ``used_by`` where Python refers to them: attributes of objects, entries of containers, variables of
-    running functions. What only C++ code holds has no name. Freed memory goes back to the system: unused
-    parts of the heap are trimmed, and torch's cache of a CUDA device is emptied.
+    The receipt counts storages. ``held`` are those that somebody else still refers to, through the same
+    tensor or another view; ``held_by`` names these tensors, and in ``used_by`` where Python refers to them:
+    attributes of objects, entries of containers, variables of running functions. What only C++ code holds
+    has no name. Of the freed rest, ``returned`` is what this process's unreclaimable memory (of a CUDA
+    device: torch's reserved memory) shrank by, once the heap was trimmed and torch's cache emptied. What is
+    missing to that is ``unconfirmed`` (on a device: ``kept_by_pool``): pages of mapped files, which are the
+    page cache's anyway, and parts of allocations that others share.
     """
+    found = list(_tensors(module))
+    before = {}
+    for device in {tensor.device for _, _, _, tensor in found}:
+        # What was free before is nobody's to count.
+        _trim(device)
+        before[device] = _taken(device)
+    empty: dict[int, torch.Tensor] = {}
     names: dict[int, str] = {}
-    storages: dict[int, tuple[StorageWeakRef, int]] = {}
-    devices = set()
+    storages: dict[int, tuple[StorageWeakRef, int, torch.device]] = {}
+    for name, tensors, leaf, tensor in found:
+        storage = tensor.untyped_storage()
+        names.setdefault(storage._cdata, name)
+        storages.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes(), tensor.device))
+        # Tied tensors stay one.
+        tensors[leaf] = empty.setdefault(id(tensor), _without_memory(tensor))
+    # No variable of this function may refer to what was freed.
+    found.clear()
+    tensor = storage = None
+    gc.collect()
+    held = {data for data, (weak, _, _) in storages.items() if not weak.expired()}
+    holders = tuple(_holders(held, names))
+    receipt = Receipt(asked=0, returned=0)
+    for device, taken in before.items():
+        here = {data: size for data, (_, size, where) in storages.items() if where == device}
+        receipt = _add(receipt, _of_device(device, taken, here, held))
+    return replace(receipt, held_by=holders)
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, dict[str, Any], str, torch.Tensor]]:
+    """Name, dictionary, key and tensor of everything that has memory."""
     for path, owner in module.named_modules():
         for tensors in (owner._parameters, owner._buffers):
             for leaf, tensor in tensors.items():
                 if tensor is None or tensor.device.type == "meta":
                     continue
-                storage = tensor.untyped_storage()
-                devices.add(tensor.device.type)
-                names.setdefault(storage._cdata, f"{path}.{leaf}" if path else leaf)
-                storages.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
-                tensors[leaf] = _without_memory(tensor)
-    # No variable of this function may refer to what was freed.
-    tensor = storage = tensors = None
-    gc.collect()
-    held = {data: size for data, (weak, size) in storages.items() if not weak.expired()}
-    holders = tuple(_holders(held, names))
-    _trim(devices)
-    asked = sum(size for _, size in storages.values())
-    held_bytes = sum(held.values())
-    return Receipt(asked=asked, returned=asked - held_bytes, held=held_bytes, held_by=holders)
+                name = f"{path}.{leaf}" if path else leaf
+                if tensor.layout != torch.strided:
+                    raise TypeError(f"{name} is {tensor.layout}: only strided tensors can be unloaded")
+                yield name, tensors, leaf, tensor
+
+
+def _of_device(device: torch.device, taken: int | None, sizes: dict[int, int], held: set[int]) -> Receipt:
+    """The receipt of the storages on one device. Trims what is free."""
+    asked = sum(sizes.values())
+    held_bytes = sum(size for data, size in sizes.items() if data in held)
+    freed = asked - held_bytes
+    _trim(device)
+    now = _taken(device)
+    shrank = 0 if taken is None or now is None else max(taken - now, 0)
+    # The process does other things meanwhile, and memory comes in pages.
+    returned = freed if shrank + _NOISE_BYTES + freed // 64 >= freed else shrank
+    rest = freed - returned
+    if device.type == "cuda":
+        return Receipt(asked=asked, returned=returned, kept_by_pool=rest, held=held_bytes)
+    return Receipt(asked=asked, returned=returned, unconfirmed=rest, held=held_bytes)
+
+
+def _add(one: Receipt, other: Receipt) -> Receipt:
+    return Receipt(
+        asked=one.asked + other.asked,
+        returned=one.returned + other.returned,
+        kept_by_pool=one.kept_by_pool + other.kept_by_pool,
+        unconfirmed=one.unconfirmed + other.unconfirmed,
+        held=one.held + other.held,
+    )
+
+
+def _taken(device: torch.device) -> int | None:
+    """Memory that this process has: unreclaimable on the host, reserved by torch on a device."""
+    if device.type == "cuda":
+        return int(torch.cuda.memory_reserved(device))
+    return _native.held_memory()[0][0]
 
 
 def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
@@ -55,7 +112,7 @@ def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
     return nn.Parameter(empty, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
 
 
-def _holders(held: dict[int, int], names: dict[int, str]) -> Iterator[Holder]:
+def _holders(held: set[int], names: dict[int, str]) -> Iterator[Holder]:
     """The tensors that share the storages, and who refers to them."""
     users: dict[int, list[str]] = {data: [] for data in held}
     counts = dict.fromkeys(held, 0)
@@ -84,14 +141,7 @@ def _is_tensor(found: Any) -> bool:
 
 def _referrers(tensor: torch.Tensor, ours: set[int]) -> Iterator[str]:
     """Where a tensor is referred to, in words."""
-    for frame in sys._current_frames().values():
-        current: Any = frame
-        while current is not None:
-            if current.f_globals.get("__name__") != __name__:
-                for name, value in current.f_locals.items():
-                    if value is tensor:
-                        yield f"variable {name!r} of {current.f_code.co_name}()"
-            current = current.f_back
+    yield from _in_frames(tensor)
     for referrer in gc.get_referrers(tensor):
         if id(referrer) in ours:
             continue
@@ -105,6 +155,27 @@ def _referrers(tensor: torch.Tensor, ours: set[int]) -> Iterator[str]:
             kind = type(referrer).__name__
             names = [key for key, value in getattr(referrer, "__dict__", {}).items() if value is tensor]
             yield f"attribute {names[0]!r} of a {kind}" if names else f"a {kind}"
+
+
+def _in_frames(tensor: torch.Tensor) -> list[str]:
+    """Variables of running functions."""
+    found = []
+    frame: Any
+    current: Any = None
+    for frame in sys._current_frames().values():
+        current = frame
+        while current is not None:
+            if current.f_globals.get("__name__") != __name__ and current.f_code.co_flags & inspect.CO_OPTIMIZED:
+                variables = current.f_locals
+                names = [name for name, value in variables.items() if value is tensor]
+                found += [f"variable {name!r} of {current.f_code.co_name}()" for name in names]
+                if isinstance(variables, dict):
+                    # Before Python 3.13 the frame keeps this copy, and with it every variable.
+                    variables.clear()
+            current = current.f_back
+    # This function's own frame is among them: it would keep itself, and the tensor.
+    frame = current = None
+    return found
 
 
 def _in_dictionary(found: dict[Any, Any], tensor: torch.Tensor) -> Iterator[str]:
@@ -131,10 +202,12 @@ def _owner_of(container: object) -> str:
     return ""
 
 
-def _trim(devices: set[str]) -> None:
+def _trim(device: torch.device) -> None:
     """Freed memory goes back to the system."""
-    if "cuda" in devices:
-        torch.cuda.empty_cache()
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.empty_cache()
+        return
     trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
