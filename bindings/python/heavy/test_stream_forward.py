@@ -115,6 +115,28 @@ def test_a_decoder_goes_on_without_its_encoder(tmp_path: Path) -> None:
         assert handle.report.restarts <= 4
 
 
+def test_adapters_stay_and_their_base_is_streamed(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    saved(llama(), tmp_path)
+    config = peft.LoraConfig(target_modules=["q_proj", "down_proj"], r=4, init_lora_weights=False)
+
+    def adapted(model: Any) -> Any:
+        torch.manual_seed(5)
+        return peft.get_peft_model(model, config).eval()
+
+    plain = adapted(transformers.LlamaForCausalLM.from_pretrained(tmp_path))
+    model = adapted(onelayer.torch.empty(llama()))
+    adapters = {name: tensor for name, tensor in plain.named_parameters() if "lora_" in name}
+    for name, parameter in model.named_parameters():
+        if name in adapters:
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, nn.Parameter(adapters[name].detach().clone()))
+    with torch.no_grad(), stream_forward(model, tmp_path, memory=least(tmp_path, model), budget=RING) as handle:
+        assert handle.plan.streamed and not handle.plan.unused
+        for _ in range(2):
+            assert torch.equal(model(TOKENS).logits, plain(TOKENS).logits)
+
+
 def test_other_dtypes(tmp_path: Path) -> None:
     saved(llama(), tmp_path)
     plain = transformers.LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
