@@ -126,11 +126,10 @@ def test_adapters_stay_and_their_base_is_streamed(tmp_path: Path) -> None:
 
     plain = adapted(transformers.LlamaForCausalLM.from_pretrained(tmp_path))
     model = adapted(onelayer.torch.empty(llama()))
-    adapters = {name: tensor for name, tensor in plain.named_parameters() if "lora_" in name}
-    for name, parameter in model.named_parameters():
-        if name in adapters:
+    for name, tensor in plain.named_parameters():
+        if "lora_" in name:
             owner, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(owner), leaf, nn.Parameter(adapters[name].detach().clone()))
+            setattr(model.get_submodule(owner), leaf, nn.Parameter(tensor.detach().clone()))
     with torch.no_grad(), stream_forward(model, tmp_path, memory=least(tmp_path, model), budget=RING) as handle:
         assert handle.plan.streamed and not handle.plan.unused
         for _ in range(2):
