@@ -38,6 +38,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     model = transformers.LlamaForCausalLM(config)
     for folder in ("gemma-2b", "llama"):
         model.save_pretrained(folder)
+        transformers.GenerationConfig(pad_token_id=0).save_pretrained(folder)
     pipeline = SimpleNamespace(text_encoder=torch.nn.Linear(8, 8))
     return {
         "onelayer": onelayer,

@@ -70,6 +70,10 @@ def test_tied_weights_count_once() -> None:
     assert model.weight is model[0].weight
 
 
+def test_modules_that_list_their_weights_let_go() -> None:
+    assert onelayer.torch.unload(nn.LSTM(256, 256)).held == 0
+
+
 def test_pages_of_mapped_files_are_not_called_returned(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     safetensors.torch.save_file({"weight": torch.ones(1024, 1024), "bias": torch.ones(1024)}, path)

@@ -152,7 +152,10 @@ class Model(Mapping[str, "Tensor"]):
         return [Holder(*parts) for parts in self._native.holders()]
 
     def unload(self, part: str | None = None) -> Receipt:
-        """Frees a part, resident or parked. What is unloaded already gives an empty receipt."""
+        """Frees a part, resident or parked.
+
+        A part that is unloaded already gives an empty receipt, even if a tensor of it is still held.
+        """
         return _receipt(self._native.unload(part))
 
     def park(self, part: str | None = None, *, folder: str | os.PathLike[str] | None = None) -> Receipt:

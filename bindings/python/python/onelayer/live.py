@@ -36,7 +36,9 @@ class Allocation:
     memory: str
     """``cpu`` or ``cuda:0``."""
     used_for: str
-    """``ring``, ``scratch``, ``filling``, ``layer``, ``window``, ``parked`` or ``idle``."""
+    """``ring``: buffer of reads. ``scratch``: other bytes on their way. ``filling``: a layer that is being read.
+    ``layer``: a resident layer. ``window``: memory that the layers of several passes share. ``parked``: a layer
+    parked in host memory. ``idle``: free for the next layer."""
     nbytes: int
     age_seconds: float
     layer: str | None

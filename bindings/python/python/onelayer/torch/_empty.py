@@ -17,13 +17,16 @@ def empty(model: Callable[..., _Module] | Any, *args: Any, **kwargs: Any) -> _Mo
 
     ``model`` is a class or a function that builds the module, called with the other arguments, or a
     configuration of transformers, whose first architecture is built with the configuration's dtype.
-    The module is in evaluation mode. Not for several threads at once.
+    The module is in evaluation mode. ``generation_config.json`` is not read: set ``model.generation_config``.
+    Not for several threads at once.
 
     >>> onelayer.torch.empty(MyModel, hidden=4096)
     >>> onelayer.torch.empty(transformers.AutoConfig.from_pretrained("org/name"))
     """
     if isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__} already: pass its class, or its configuration")
+    if args and not callable(model):
+        raise TypeError("a configuration takes no other positional arguments: pass the class first instead")
     with parameters_on_meta():
         built: _Module = model(*args, **kwargs) if callable(model) else _of_config(model, **kwargs)
     built.eval()

@@ -58,12 +58,14 @@ def stream_forward(
     ``torch.no_grad()`` or ``torch.inference_mode()``, one at a time. After the ``with`` block it is empty
     again.
 
-    - ``memory``: limit of all weights and of reading them: what stays, a window of streamed layers, and
-      ``budget``. Activations, caches, buffers and adapters are the caller's, on top.
+    - ``memory``: limit of the weights and of reading them: layers that stay, a window of streamed layers,
+      decoded weights, and ``budget``. Mapped embeddings are in the page cache and do not count. Activations,
+      caches, buffers and adapters are the caller's, on top.
     - ``device``: of the weights. Default: the CPU. Buffers and adapters are moved there.
-    - ``keep``: ``"auto"`` keeps what fits: first everything outside stacks of layers, then as many layers as
-      fit. On the CPU, weights as stored are mapped instead of copied if the model fits whole, and so are
-      embeddings that nothing else uses. ``"none"`` keeps no layer of a stack, names keep these.
+    - ``keep``: the layers of stacks that stay: ``"auto"``, as many as fit; ``"none"``; or their names. What
+      is outside stacks always stays. With ``"auto"`` on the CPU, a model that fits whole is mapped instead
+      of copied, unless ``dtype`` or quantised weights change it. Embeddings that nothing else uses are
+      mapped, too.
     - ``window``: streamed layers in memory at once. A limit too small for it gets fewer.
     - ``budget``: host memory for reading. Default: 64 MiB, or less within a small limit.
     - ``dtype``: wider floats are narrowed to it; others keep the type of the file. Weights that
@@ -81,6 +83,8 @@ def stream_forward(
         target = torch.device("cuda", 0)
     names = match(model, checkpoint.keys())
     _check_empty(names)
+    if dtype is not None and float_name(dtype) not in ("bf16", "f16", "f32"):
+        raise ValueError(f"dtype={dtype!r}: expected bf16, f16 or f32; without it, weights keep the type of the file")
     narrowed = None if dtype is None else torch_dtype(float_name(dtype).upper())
     quantised = find_quantised(checkpoint, names.slots, narrowed)
     _check_shapes(checkpoint, names, quantised)
@@ -127,19 +131,20 @@ class ForwardReport:
 
     forwards: int
     seconds: float
-    """Time in the module's forwards."""
+    """Time in calls of the module itself; on a GPU, without work that is queued."""
     waited_seconds: float
     """Time in which they waited for weights."""
     decoding_seconds: float
     """Time in which quantised weights were decoded."""
     streamed_bytes: int
-    """Bytes of all streamed layers."""
+    """Bytes that one forward reads, as in the plan."""
     read_bytes: int
-    """Bytes read from files for streamed layers."""
+    """Bytes read for streamed layers so far, those read ahead included."""
     restarts: int
     """How often layers were called in another order than that of the stream."""
     bound: str
-    """``disk``, ``fill``, ``link``, ``decoding`` or ``compute``."""
+    """What limits forwards: ``disk`` (reading), ``fill`` (copying and casting on the host), ``link`` (copying to
+    the device), ``decoding`` (quantised weights) or ``compute`` (the module's own work)."""
     plan: ForwardPlan
 
     @property
@@ -203,6 +208,7 @@ class StreamedForward:
         _STREAMED.add(self.model)
         self._is_open = True
         self._clock, self._stream = _Clock(self._take_out), None
+        self._thread = threading.get_ident()
         try:
             self._fill()
         except BaseException:
@@ -292,7 +298,7 @@ class StreamedForward:
             for key in self.plan.keys[name]:
                 if key in self._quantised and name not in self.plan.stacked:
                     weight = self._quantised[key]
-                    decoded = torch.empty(weight.shape, dtype=weight.dtype, device=self._device)
+                    decoded = weight.empty(self._device)
                     weight.decode(stored.pop(key), stored.pop(weight.scale), decoded)
                     self._put(key, decoded)
         return stored
@@ -310,7 +316,8 @@ class StreamedForward:
                 if id(tensor) not in of_checkpoint:
                     slot = Slot(module, leaf)
                     self._restored.append((slot, tensor))
-                    slot.put(tensor.detach().to(self._device))
+                    with torch.inference_mode(False):
+                        slot.put(tensor.detach().to(self._device))
 
     def _hook(self, stored: Mapping[str, torch.Tensor]) -> None:
         decoder = DecodedLayer(self._device)
@@ -354,7 +361,7 @@ class _Clock:
         self._thread = 0
 
     def begin(self, module: nn.Module, *_: Any) -> None:
-        if self._began is not None and self._thread != threading.get_ident():
+        if self._began is not None and self._thread != threading.get_ident() and _is_alive(self._thread):
             raise RuntimeError(
                 f"{type(module).__name__} runs in another thread: weights are there for one forward at a time"
             )
@@ -531,6 +538,7 @@ class _LayerHooks:
         self._empty = [(slot, slot.get()) for places in slots.values() for slot in places]
         self._is_filled = threading.Lock()
         self._refused: set[int] = set()
+        self._thread = 0
 
     def put_in(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if torch.is_grad_enabled() and (_wants_gradients((args, kwargs)) or _has_trainable(module)):
@@ -539,16 +547,32 @@ class _LayerHooks:
                 f"layer {self._name!r}: gradients need the weights after the forward, when they are gone. "
                 "Use torch.no_grad() or torch.inference_mode()"
             )
+        if self._was_interrupted(module):
+            self.empty()
         if not self._is_filled.acquire(blocking=False):
             self._refused.add(threading.get_ident())
             raise RuntimeError(
                 f"layer {self._name!r} is called while it runs: weights are there for one forward at a time"
             )
+        self._thread = threading.get_ident()
         try:
             self._fill()
         except BaseException:
             self.empty()
             raise
+
+    def _was_interrupted(self, module: nn.Module) -> bool:
+        """True if the weights are from a call that has ended without its hooks, by Ctrl-C."""
+        if not self._is_filled.locked():
+            return False
+        if self._thread != threading.get_ident():
+            return not _is_alive(self._thread)
+        frame, running = sys._getframe(), 0
+        while frame.f_back is not None:
+            frame = frame.f_back
+            if frame.f_code is nn.Module._call_impl.__code__ and frame.f_locals.get("self") is module:
+                running += 1
+        return running < 2
 
     def _fill(self) -> None:
         self._weights.take()
@@ -574,7 +598,13 @@ class _LayerHooks:
                 if tensor is not None:
                     slot.put(tensor)
             self._weights.release()
+            if self._quantised:
+                self._decoder.release()
             self._is_filled.release()
+
+
+def _is_alive(thread: int) -> bool:
+    return any(found.ident == thread for found in threading.enumerate())
 
 
 def _has_trainable(module: nn.Module) -> bool:

@@ -58,7 +58,7 @@ class ForwardPlan:
 
     @property
     def needed(self) -> int:
-        """Memory that the weights take at most, in bytes, without mapped ones."""
+        """Upper bound of kept layers, window, decoded weights and reading, in bytes. Mapped tensors do not count."""
         return self.kept_bytes + self.window_bytes + self.decoded_bytes + self.budget
 
     def __str__(self) -> str:
@@ -102,6 +102,7 @@ def make_plan(
 
     whole = checkpoint.plan(select=[key for layer in layers for key in keys[layer.name]], window="all", **options)
     sizes = dict(zip(whole.layers, whole.layer_bytes, strict=True))
+    _check_keep(keep, sizes)
     stacks = _stacks(model, layers, names, keys)
     stacked = {layer.name for stack in stacks.values() for layer in stack}
     outside = [layer.name for layer in layers if layer.name not in stacked]
@@ -155,17 +156,19 @@ def make_plan(
     fixed = outside_bytes + decoded + ring
     if keep == "auto" and total + decoded + ring <= memory:
         return plan(kept=tuple(name for name in sizes if keys[name]), kept_bytes=total, **kept_here)
-    longest = max((sizes[name] for name in stacked), default=0)
+    named = None if keep == "auto" else {name for name in keep if name in stacked} if keep != "none" else set()
+    longest = max((sizes[name] for name in stacked if name not in (named or ())), default=0)
+    fixed += sum(sizes[name] for name in named or ())
     held = next((held for held in range(window, 0, -1) if fixed + held * longest <= memory), None)
     if held is None:
         raise BudgetError(
             f"memory of {human_size(memory)} is too small: at least {human_size(fixed + longest)} are needed, "
-            f"{human_size(outside_bytes)} for what is outside stacks of layers, {human_size(longest)} for one layer, "
+            f"{human_size(fixed - decoded - ring)} for what stays, {human_size(longest)} for one layer, "
             f"and {human_size(decoded + ring)} to read and decode",
             required=fixed + longest,
             budget=memory,
         )
-    stayed = _kept_layers(stacks, sizes, keep, memory - fixed - held * longest)
+    stayed = _fitting_layers(stacks, sizes, memory - fixed - held * longest) if named is None else named
     streamed = tuple(name for name in sizes if name in stacked and name not in stayed)
     held = min(held, len(streamed))
     return plan(
@@ -216,30 +219,22 @@ def _decoded_bytes(keys: Collection[str], quantised: Mapping[str, QuantisedWeigh
     return sum(quantised[key].nbytes for key in keys if key in quantised)
 
 
-def _kept_layers(stacks: Mapping[str, list[LayerInfo]], sizes: Mapping[str, int], keep: Keep, left: int) -> set[str]:
-    """The layers of stacks that stay, within ``left`` bytes."""
-    if keep == "none":
-        return set()
+def _check_keep(keep: Any, names: Collection[str]) -> None:
+    if isinstance(keep, str):
+        wrong = [] if keep in ("auto", "none") else [keep]
+    elif isinstance(keep, Collection):
+        wrong = [name for name in keep if name not in names]
+    else:
+        wrong = [keep]
+    if wrong:
+        near = [] if keep is wrong[0] else difflib.get_close_matches(str(wrong[0]), names, 1)
+        hint = f"; is {near[0]!r} meant?" if near else ""
+        raise ValueError(f"keep={wrong[0]!r}: expected 'auto', 'none', or names of layers of the checkpoint{hint}")
+
+
+def _fitting_layers(stacks: Mapping[str, list[LayerInfo]], sizes: Mapping[str, int], left: int) -> set[str]:
+    """As many layers of stacks as fit into ``left`` bytes."""
     stayed: set[str] = set()
-    stacked = {layer.name for stack in stacks.values() for layer in stack}
-    if keep != "auto":
-        if not isinstance(keep, Collection):
-            raise ValueError(f"keep={keep!r}: expected 'auto', 'none', or names of layers of the checkpoint")
-        unknown = [name for name in keep if name not in sizes]
-        if isinstance(keep, str) or unknown:
-            near = difflib.get_close_matches(unknown[0], sizes, 1) if unknown and not isinstance(keep, str) else []
-            hint = f"; is {near[0]!r} meant?" if near else ""
-            wrong = keep if isinstance(keep, str) else unknown[0]
-            raise ValueError(f"keep={wrong!r}: expected 'auto', 'none', or names of layers of the checkpoint{hint}")
-        stayed.update(name for name in keep if name in stacked)
-        needed = sum(sizes[name] for name in stayed)
-        if needed > left:
-            raise BudgetError(
-                f"keep: these layers take {human_size(needed)}, and {human_size(left)} are left for them",
-                required=needed,
-                budget=left,
-            )
-        return stayed
     # The last stack first: a decoder's runs for every token.
     for stack in reversed(list(stacks.values())):
         longest = max(sizes[layer.name] for layer in stack)

@@ -41,6 +41,11 @@ class QuantisedWeight:
         """Size of the decoded weight."""
         return math.prod(self.shape) * int(self.dtype.itemsize)
 
+    def empty(self, device: torch.device) -> torch.Tensor:
+        """Memory for the decoded weight, which may be written in every mode."""
+        with torch.inference_mode(False):
+            return torch.empty(self.shape, dtype=self.dtype, device=device)
+
     def decode(self, values: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
         """Writes the decoded weight to ``out``: value x scale in single precision, rounded to the type of ``out``."""
         columns = self.shape[-1]
@@ -74,8 +79,12 @@ def find_quantised(
     Raises ``ValueError`` for weights that something else has quantised.
     """
     found = {}
-    plain: Counter[str] = Counter(checkpoint.info(key).dtype for key in slots)
-    floats = [name for name, _ in plain.most_common() if name in ("BF16", "F16", "F32")]
+    plain: Counter[str] = Counter()
+    for key in slots:
+        info = checkpoint.info(key)
+        # Vectors are often kept in single precision beside narrower matrices.
+        plain[info.dtype] += info.nbytes if len(info.shape) > 1 else 0
+    floats = [name for name, size in plain.most_common() if size and name in ("BF16", "F16", "F32")]
     arrives = (dtype if floats[0] == "F32" and dtype else torch_dtype(floats[0])) if floats else dtype
     for key, places in slots.items():
         scale = key + SCALE_SUFFIX
@@ -113,12 +122,16 @@ class DecodedLayer:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._is_used = False
         self._buffers: dict[tuple[tuple[int, ...], torch.dtype, int], torch.Tensor] = {}
 
     def decode(
         self, weights: Mapping[str, QuantisedWeight], stored: Callable[[str], torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """The decoded weights, valid until the next call."""
+        """The decoded weights, valid until ``release``."""
+        if self._is_used:
+            raise RuntimeError("a layer with quantised weights calls another one: their decoded weights share memory")
+        self._is_used = True
         counts: Counter[tuple[tuple[int, ...], torch.dtype]] = Counter()
         places = {}
         for key, weight in weights.items():
@@ -131,8 +144,11 @@ class DecodedLayer:
         decoded = {}
         for key, weight in weights.items():
             if places[key] not in self._buffers:
-                empty = torch.empty(weight.shape, dtype=weight.dtype, device=self._device)
-                self._buffers[places[key]] = empty
+                self._buffers[places[key]] = weight.empty(self._device)
             decoded[key] = self._buffers[places[key]]
             weight.decode(stored(key), stored(weight.scale), decoded[key])
         return decoded
+
+    def release(self) -> None:
+        """The layer has run."""
+        self._is_used = False

@@ -28,10 +28,13 @@ def unload(module: nn.Module) -> Receipt:
     The receipt counts storages. ``held`` are those that somebody else still refers to, through the same
     tensor or another view; ``held_by`` names these tensors, and in ``used_by`` where Python refers to them:
     attributes of objects, entries of containers, variables of running functions. What only C++ code holds
-    has no name. Of the freed rest, ``returned`` is what this process's unreclaimable memory (of a CUDA
-    device: torch's reserved memory) shrank by, once the heap was trimmed and torch's cache emptied. What is
-    missing to that is ``unconfirmed`` (on a device: ``kept_by_pool``): pages of mapped files, which are the
-    page cache's anyway, and parts of allocations that others share.
+    has no name.
+
+    Of the freed rest, ``returned`` is what this process's unreclaimable memory (of a CUDA device: torch's
+    reserved memory) shrank by, once the heap was trimmed and torch's cache emptied; up to 256 KiB and 1/64
+    may be missing, since other memory changes meanwhile. What is missing beyond that is ``unconfirmed`` (on
+    a device: ``kept_by_pool``): pages of mapped files, which are the page cache's anyway, and parts of
+    allocations that others share.
     """
     found = list(_tensors(module))
     before = {}
@@ -42,12 +45,13 @@ def unload(module: nn.Module) -> Receipt:
     empty: dict[int, torch.Tensor] = {}
     names: dict[int, str] = {}
     storages: dict[int, tuple[StorageWeakRef, int, torch.device]] = {}
-    for name, tensors, leaf, tensor in found:
+    for name, owner, leaf, tensor in found:
         storage = tensor.untyped_storage()
         names.setdefault(storage._cdata, name)
         storages.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes(), tensor.device))
         # Tied tensors stay one.
-        tensors[leaf] = empty.setdefault(id(tensor), _without_memory(tensor))
+        # Not past `__setattr__`: modules such as LSTM keep lists of their weights.
+        setattr(owner, leaf, empty.setdefault(id(tensor), _without_memory(tensor)))
     # No variable of this function may refer to what was freed.
     found.clear()
     tensor = storage = None
@@ -61,8 +65,8 @@ def unload(module: nn.Module) -> Receipt:
     return replace(receipt, held_by=holders)
 
 
-def _tensors(module: nn.Module) -> Iterator[tuple[str, dict[str, Any], str, torch.Tensor]]:
-    """Name, dictionary, key and tensor of everything that has memory."""
+def _tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
+    """Name, module, attribute and tensor of everything that has memory."""
     for path, owner in module.named_modules():
         for tensors in (owner._parameters, owner._buffers):
             for leaf, tensor in tensors.items():
@@ -71,7 +75,7 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, dict[str, Any], str, torc
                 name = f"{path}.{leaf}" if path else leaf
                 if tensor.layout != torch.strided:
                     raise TypeError(f"{name} is {tensor.layout}: only strided tensors can be unloaded")
-                yield name, tensors, leaf, tensor
+                yield name, owner, leaf, tensor
 
 
 def _of_device(device: torch.device, taken: int | None, sizes: dict[int, int], held: set[int]) -> Receipt:
