@@ -12,7 +12,6 @@ does not count and two that do. The scratch folder takes what others write: up t
 
 import argparse
 import json
-import os
 import pathlib
 import shutil
 import statistics
@@ -22,7 +21,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from figure_tools import LOADCHECK, MIB, ROOT, Group, files, mib
+from figure_tools import LOADCHECK, ROOT, Group, files, mib
 
 sys.path.insert(0, str(ROOT / "scripts"))
 from gpu_check import cache
@@ -34,13 +33,13 @@ FORWARDS = 3
 
 def cold(folder):
     """Drops the cached pages of a checkpoint, and checks that they are gone."""
-    for file in files(folder):
-        descriptor = os.open(file, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
+    cache.drop(files(folder))
     share = cache.cached_share(files(folder))
-    assert share < 0.001, f"{share:.1%} of {folder} is still cached"
+    assert share is not None and share < 0.001, f"{share} of {folder} is still cached"
+
+
+def warm(folder):
+    cache.warm(files(folder))
 
 
 class Runs:
@@ -161,13 +160,6 @@ def large_group(runs, folder, _):
         **{name: way for name, way in others.items() if name not in ("diffusers, groups on disk", "AirLLM")},
     }
     runs.compare("5 GB, one token, in a group of 4 GiB, cold", folder, ways, "ours, 3 GiB")
-
-
-def warm(folder):
-    for file in files(folder):
-        with open(file, "rb", buffering=0) as opened:
-            while opened.read(8 * MIB):
-                pass
 
 
 def fits(runs, folder, _):

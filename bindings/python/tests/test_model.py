@@ -89,8 +89,9 @@ def test_an_interrupt_ends_a_load(layered: Path) -> None:
     try:
         mark = onelayer.live.snapshot()
         for _ in range(20):
-            threading.Timer(0.0005, os.kill, (os.getpid(), signal.SIGINT)).start()
             with pytest.raises(KeyboardInterrupt):
+                # Inside, since it may come before the next line.
+                threading.Timer(0.0005, os.kill, (os.getpid(), signal.SIGINT)).start()
                 while True:
                     onelayer.load(layered).close()
         gc.collect()

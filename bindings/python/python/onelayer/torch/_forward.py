@@ -98,7 +98,6 @@ def stream_forward(
         budget=optional_size(budget),
         keep=keep,
         window=window,
-        on_cpu=target.type == "cpu",
         options={"device": target, **options},
     )
     return StreamedForward(model, checkpoint, names, quantised, plan, target, options)
@@ -208,7 +207,6 @@ class StreamedForward:
         _STREAMED.add(self.model)
         self._is_open = True
         self._clock, self._stream = _Clock(self._take_out), None
-        self._thread = threading.get_ident()
         try:
             self._fill()
         except BaseException:
@@ -228,8 +226,7 @@ class StreamedForward:
         try:
             for hook in self._hooks:
                 hook.remove()
-            for layer in self._layers:
-                layer.empty()
+            self._take_out()
             if self._stream is not None:
                 self._stream.close()
         finally:
@@ -240,7 +237,7 @@ class StreamedForward:
             _STREAMED.discard(self.model)
 
     def _take_out(self) -> None:
-        """Empties layers that an interrupt has left filled."""
+        """Empties layers that are filled, as an interrupt leaves them."""
         for layer in self._layers:
             layer.empty()
 

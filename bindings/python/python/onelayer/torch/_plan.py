@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from torch import nn
@@ -25,29 +26,29 @@ Keep = Literal["auto", "none"] | Collection[str]
 _RING_BYTES = 64 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ForwardPlan:
     """Where the weights of a module are during forwards. ``str(plan)`` says it in sentences."""
 
     memory: int
     """The given limit, in bytes."""
-    kept: tuple[str, ...]
+    kept: tuple[str, ...] = ()
     """Names of the layers that stay in memory, those outside stacks included."""
-    kept_bytes: int
-    mapped: tuple[str, ...]
+    kept_bytes: int = 0
+    mapped: tuple[str, ...] = ()
     """Names of the tensors that are mapped: their pages belong to the page cache."""
-    mapped_bytes: int
-    streamed: tuple[str, ...]
+    mapped_bytes: int = 0
+    streamed: tuple[str, ...] = ()
     """Names of the layers that are read at each forward, in execution order."""
-    streamed_bytes: int
+    streamed_bytes: int = 0
     """Bytes that one forward reads."""
-    window: int
+    window: int = 0
     """Streamed layers in memory at once."""
-    window_bytes: int
+    window_bytes: int = 0
     """Their memory."""
-    decoded_bytes: int
+    decoded_bytes: int = 0
     """Memory for the decoded weights of one quantised layer."""
-    budget: int
+    budget: int = 0
     """Host memory for reading, in bytes."""
     keys: Mapping[str, tuple[str, ...]] = field(repr=False)
     """Name of a kept or streamed layer -> names of its tensors that have a place in the module."""
@@ -87,7 +88,6 @@ def make_plan(
     budget: int | None,
     keep: Keep,
     window: int,
-    on_cpu: bool,
     options: Mapping[str, Any],
 ) -> ForwardPlan:
     """Plans a module's forwards in ``memory`` bytes.
@@ -106,7 +106,7 @@ def make_plan(
     stacks = _stacks(model, layers, names, keys)
     stacked = {layer.name for stack in stacks.values() for layer in stack}
     outside = [layer.name for layer in layers if layer.name not in stacked]
-    is_plain = on_cpu and not quantised and not options.get("dtype")
+    is_plain = options["device"].type == "cpu" and not quantised and not options.get("dtype")
     mapped = _lookup_tables(names, [key for name in outside for key in keys[name]]) if is_plain else []
     mapped_bytes = sum(checkpoint.info(key).nbytes for key in mapped)
     for name in outside:
@@ -128,37 +128,25 @@ def make_plan(
             f"budget of {human_size(ring)}: reading needs {human_size(floor)} or more", required=floor, budget=ring
         )
 
-    def plan(**changes: Any) -> ForwardPlan:
-        empty = ForwardPlan(
-            memory,
-            kept=(),
-            kept_bytes=0,
-            mapped=(),
-            mapped_bytes=0,
-            streamed=(),
-            streamed_bytes=0,
-            window=0,
-            window_bytes=0,
-            decoded_bytes=0,
-            budget=0,
-            keys=keys,
-            stacked=frozenset(stacked),
-            unused=tuple(key for key in names.unused if key not in scales),
-        )
-        return replace(empty, **changes)
-
+    plan = partial(
+        ForwardPlan,
+        memory=memory,
+        keys=keys,
+        stacked=frozenset(stacked),
+        unused=tuple(key for key in names.unused if key not in scales),
+    )
     total = outside_bytes + sum(sizes[name] for name in stacked)
     if keep == "auto" and is_plain and total + mapped_bytes <= memory:
         # Everything fits. Pages of a mapping are shared with the page cache, so nothing is copied.
         every = (*mapped, *(key for name in keys for key in keys[name]))
         return plan(mapped=every, mapped_bytes=total + mapped_bytes)
-    kept_here = {"mapped": tuple(mapped), "mapped_bytes": mapped_bytes, "decoded_bytes": decoded, "budget": ring}
+    plan = partial(plan, mapped=tuple(mapped), mapped_bytes=mapped_bytes, decoded_bytes=decoded, budget=ring)
     fixed = outside_bytes + decoded + ring
     if keep == "auto" and total + decoded + ring <= memory:
-        return plan(kept=tuple(name for name in sizes if keys[name]), kept_bytes=total, **kept_here)
-    named = None if keep == "auto" else {name for name in keep if name in stacked} if keep != "none" else set()
-    longest = max((sizes[name] for name in stacked if name not in (named or ())), default=0)
-    fixed += sum(sizes[name] for name in named or ())
+        return plan(kept=tuple(name for name in sizes if keys[name]), kept_bytes=total)
+    named = set() if isinstance(keep, str) else {name for name in keep if name in stacked}
+    longest = max((sizes[name] for name in stacked - named), default=0)
+    fixed += sum(sizes[name] for name in named)
     held = next((held for held in range(window, 0, -1) if fixed + held * longest <= memory), None)
     if held is None:
         raise BudgetError(
@@ -168,7 +156,7 @@ def make_plan(
             required=fixed + longest,
             budget=memory,
         )
-    stayed = _fitting_layers(stacks, sizes, memory - fixed - held * longest) if named is None else named
+    stayed = _fitting_layers(stacks, sizes, memory - fixed - held * longest) if keep == "auto" else named
     streamed = tuple(name for name in sizes if name in stacked and name not in stayed)
     held = min(held, len(streamed))
     return plan(
@@ -178,7 +166,6 @@ def make_plan(
         streamed_bytes=sum(checkpoint.info(key).nbytes for name in streamed for key in keys[name]),
         window=held,
         window_bytes=held * max((sizes[name] for name in streamed), default=0),
-        **kept_here,
     )
 
 
