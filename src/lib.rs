@@ -131,7 +131,7 @@ pub use self::plan::{
 pub use self::ranks::{Rank, RankPart, Share, Split, SplitError, SplitRules};
 pub use self::slices::SliceError;
 pub use self::source::SourceError;
-pub use self::staging::{Pinning, RingMode, StagingError};
+pub use self::staging::{Pinning, RingMode, StagingError, dequantise};
 // In the order of the flow, as above.
 pub use self::device::{After, CudaCode, Device, DeviceError, DeviceRegion, Target};
 pub use self::load::{

@@ -59,6 +59,24 @@ def load_file(source: str, options: dict[str, str]) -> tuple[int, Any]:
     return sum(tensor.numel() * tensor.element_size() for tensor in kept.values()), kept
 
 
+def owned(source: str, options: dict[str, str]) -> tuple[int, Any]:
+    """All tensors, in memory that no file backs."""
+    if options["by"] == "stream":
+        import onelayer
+
+        kept = dict(onelayer.open(source).tensors(window="all"))
+    elif options["by"] == "load_file":
+        from onelayer.safetensors import load_file as load
+
+        kept = load(source, backend="pread")
+    else:
+        from safetensors import safe_open
+
+        with safe_open(source, framework="pt") as file:
+            kept = {name: file.get_tensor(name).clone() for name in file.offset_keys()}
+    return sum(tensor.numel() * tensor.element_size() for tensor in kept.values()), kept
+
+
 def transformers(source: str, options: dict[str, str]) -> tuple[int, Any]:
     import transformers as library
 
@@ -77,11 +95,13 @@ def transformers(source: str, options: dict[str, str]) -> tuple[int, Any]:
 WAYS: dict[str, Callable[[str, dict[str, str]], tuple[int, Any]]] = {
     "stream": stream,
     "load_file": load_file,
+    "owned": owned,
     "transformers": transformers,
 }
 IMPORTS = {
     "stream": ["onelayer"],
     "load_file": ["torch", "safetensors.torch", "onelayer.safetensors"],
+    "owned": ["torch", "safetensors.torch", "onelayer.safetensors"],
     "transformers": ["torch", "transformers", "onelayer"],
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Figures of the Python package and of its alternatives, on the same files in the same run.
 
-    benches/python/figures.py FOLDER [--only stream,load_file,transformers] [--rounds 5] [--markdown FILE]
+    benches/python/figures.py FOLDER [--only stream,load_file,owned,transformers] [--rounds 5] [--markdown FILE]
 
 FOLDER is a checkpoint of transformers (with config.json) in one safetensors file of a few gigabytes, such as
 from `loadcheck synth mistral-7b FOLDER --layers 8`. Run it with an interpreter that has onelayer, torch,
@@ -12,6 +12,7 @@ in separate runs, since measuring takes time.
 
 import argparse
 import json
+import mmap
 import os
 import statistics
 import subprocess
@@ -71,13 +72,26 @@ def rust(way: str, source: Path, budget_mib: int) -> dict[str, Any]:
     return {"seconds": done["seconds"], "bytes": done["bytes"]}
 
 
-def rounds(ways: dict[str, Run], files: list[Path], cache: str, count: int) -> dict[str, list[dict[str, Any]]]:
+def prepare(size: int) -> None:
+    """Touches and frees so much memory, so that the host of a virtual machine gives it to this one."""
+    # MADV_HUGEPAGE and MADV_POPULATE_WRITE of Linux 5.14: pages of 2 MiB, touched by the kernel.
+    huge, populate = 14, 23
+    with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as pages:
+        pages.madvise(huge)
+        pages.madvise(populate)
+
+
+def rounds(
+    ways: dict[str, Run], files: list[Path], cache: str, count: int, prepared_bytes: int = 0
+) -> dict[str, list[dict[str, Any]]]:
     """Runs all ways in turn, each round in another order, and measures time only."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
     names = list(ways)
     for number in range(count):
         for name in names[number % len(names) :] + names[: number % len(names)]:
             (drop if cache == "cold" else warm)(files)
+            if prepared_bytes:
+                prepare(prepared_bytes)
             time.sleep(0.2)
             found[name].append(ways[name]())
     return found
@@ -94,10 +108,16 @@ def memory(ways: dict[str, Run], files: list[Path], cache: str) -> dict[str, lis
 
 
 def table(
-    title: str, ways: dict[str, Run], reference: str, files: list[Path], cache: str, count: int
+    title: str,
+    ways: dict[str, Run],
+    reference: str,
+    files: list[Path],
+    cache: str,
+    count: int,
+    prepared_bytes: int = 0,
 ) -> Iterator[str]:
     """One row per way: median speed, and median ratio to the reference in the same round."""
-    found, measured = rounds(ways, files, cache, count), memory(ways, files, cache)
+    found, measured = rounds(ways, files, cache, count, prepared_bytes), memory(ways, files, cache)
     yield f"\n### {title}\n"
     yield "| way | GB/s, median (min to max) | speed over reference | RSS growth, most | unreclaimable growth, most |"
     yield "|---|---:|---:|---:|---:|"
@@ -147,6 +167,23 @@ def load_files(files: list[Path], count: int) -> Iterator[str]:
             yield from table(f"load_file, {backend}, {cache}, every byte touched", ways, "safetensors", files, cache, count)
 
 
+def owned(files: list[Path], count: int) -> Iterator[str]:
+    """Memory as the system gives it to a new process, and memory that was touched and freed before."""
+    total = sum(file.stat().st_size for file in files)
+    calls = {
+        "clone": "safe_open and clone()",
+        "stream": 'dict(checkpoint.tensors(window="all"))',
+        "load_file": "load_file, pread",
+    }
+    ways: dict[str, Run] = {
+        name: lambda *words, by=by: python("owned", files[0], f"by={by}", *words) for by, name in calls.items()
+    }
+    for state, prepared_bytes in (("memory as found", 0), ("memory prepared", 2 * total + (1 << 30))):
+        title = f"owned tensors, warm, {state}"
+        yield from table(title, ways, calls["clone"], files, "warm", count, prepared_bytes)
+    yield from table("owned tensors, cold, memory as found", ways, calls["clone"], files, "cold", count)
+
+
 def transformers(folder: Path, files: list[Path], count: int) -> Iterator[str]:
     ways: dict[str, Run] = {
         "plain": lambda *words: python("transformers", folder, "by=transformers", *words),
@@ -160,7 +197,7 @@ def transformers(folder: Path, files: list[Path], count: int) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", default="stream,load_file,transformers")
+    parser.add_argument("--only", default="stream,load_file,owned,transformers")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
@@ -173,6 +210,7 @@ def main() -> None:
     makers: dict[str, Callable[[], Iterator[str]]] = {
         "stream": lambda: streams(arguments.folder, files, arguments.rounds),
         "load_file": lambda: load_files(files, arguments.rounds),
+        "owned": lambda: owned(files, arguments.rounds),
         "transformers": lambda: transformers(arguments.folder, files, arguments.rounds),
     }
     for name in arguments.only.split(","):

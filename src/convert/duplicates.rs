@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::ConvertError;
+use super::cancel::ConvertCancel;
 use super::hash_pass::{HashPass, PassEvent};
 use super::read_file::OpenShard;
 use crate::checkpoint::{Checkpoint, DType, TensorId, open_regular};
@@ -52,7 +53,7 @@ pub(super) fn find(
     let mut wanted: Vec<TensorId> = candidates.iter().flatten().copied().collect();
     wanted.sort_unstable();
     let mut hashes = BTreeMap::new();
-    let pass = HashPass { checkpoint, options, beside };
+    let pass = HashPass { checkpoint, options, beside, cancel: ConvertCancel::default() };
     pass.tensors(&wanted, &|_| Transform::Keep, &mut |event| {
         if let PassEvent::Tensor(id, found) = event {
             hashes.insert(id, found.blake3);

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
 use super::ConvertError;
+use super::cancel::ConvertCancel;
 use super::hash::{Digest, FileDigest, Hashes};
 use crate::checkpoint::{Checkpoint, Shard, ShardId, TensorId};
 use crate::device::{NoneBackend, Target};
@@ -61,6 +62,8 @@ pub(super) struct HashPass<'a> {
     pub(super) options: LoadOptions,
     /// Memory that counts against the same budget.
     pub(super) beside: Vec<MemoryTerm>,
+    /// Ends the pass early.
+    pub(super) cancel: ConvertCancel,
 }
 
 impl HashPass<'_> {
@@ -171,7 +174,9 @@ impl HashPass<'_> {
             hooks: Hooks::default(),
             started: Instant::now(),
         };
-        setup.start_on(NoneBackend, None)
+        let stream = setup.start_on(NoneBackend, None)?;
+        self.cancel.set_load(Some(stream.cancel_handle()));
+        Ok(stream)
     }
 }
 
@@ -391,7 +396,12 @@ mod tests {
         for (io, with_sha256) in [(IoMode::Direct, true), (IoMode::Buffered, false), (IoMode::Mmap, true)] {
             let mut budget = settings();
             (budget.io, budget.host_budget_bytes) = (io, 8 * MIB);
-            let pass = HashPass { checkpoint: &checkpoint, options: budget, beside: Vec::new() };
+            let pass = HashPass {
+                checkpoint: &checkpoint,
+                options: budget,
+                beside: Vec::new(),
+                cancel: ConvertCancel::default(),
+            };
             let (mut files, mut tensors, mut progress) = (Vec::new(), Vec::new(), 0);
             pass.files(with_sha256, &mut |event| match event {
                 PassEvent::File(shard, hashes) => files.push((shard, hashes)),
@@ -432,7 +442,12 @@ mod tests {
             "tiny" => Transform::Cast(widen),
             _ => Transform::Keep,
         };
-        let pass = HashPass { checkpoint: &checkpoint, options: settings(), beside: Vec::new() };
+        let pass = HashPass {
+            checkpoint: &checkpoint,
+            options: settings(),
+            beside: Vec::new(),
+            cancel: ConvertCancel::default(),
+        };
         let mut seen = BTreeMap::new();
         pass.tensors(&wanted, &casts, &mut |event| {
             if let PassEvent::Tensor(id, hashes) = event {
@@ -448,7 +463,12 @@ mod tests {
         let expected =
             [("none", blake3::hash(b"")), ("tiny", blake3::hash(&tiny)), ("wide", blake3::hash(&wide))];
         assert_eq!(seen, expected.map(|(name, hash)| (name.to_owned(), *hash.as_bytes())).into());
-        let pass = HashPass { checkpoint: &checkpoint, options: settings(), beside: Vec::new() };
+        let pass = HashPass {
+            checkpoint: &checkpoint,
+            options: settings(),
+            beside: Vec::new(),
+            cancel: ConvertCancel::default(),
+        };
         assert_eq!(pass.tensors(&[], &casts, &mut |seen| panic!("{seen:?}")).unwrap(), []);
     }
 
@@ -461,6 +481,7 @@ mod tests {
             checkpoint: &checkpoint,
             options: settings(),
             beside: vec![MemoryTerm::new(TermKind::Files, bytes)],
+            cancel: ConvertCancel::default(),
         };
         assert!(pass(0).files(false, &mut |_| {}).is_ok());
         let refused = pass(MIB).files(false, &mut |_| {}).unwrap_err();
@@ -485,7 +506,12 @@ mod tests {
             } else {
                 change(name);
             }
-            let pass = HashPass { checkpoint: &checkpoint, options: settings(), beside: Vec::new() };
+            let pass = HashPass {
+                checkpoint: &checkpoint,
+                options: settings(),
+                beside: Vec::new(),
+                cancel: ConvertCancel::default(),
+            };
             let error = pass.files(false, &mut |_| {}).unwrap_err();
             let ConvertError::Load(load) = &error else { panic!("{error}") };
             assert!(load.is_file_changed(), "{error}");
@@ -497,7 +523,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         write_sharded(folder.path(), &shards());
         let checkpoint = Checkpoint::open(folder.path()).unwrap();
-        let pass = HashPass { checkpoint: &checkpoint, options: settings(), beside: Vec::new() };
+        let pass = HashPass {
+            checkpoint: &checkpoint,
+            options: settings(),
+            beside: Vec::new(),
+            cancel: ConvertCancel::default(),
+        };
         let ids = all_ids(&checkpoint);
         let plan = Arc::new(
             pass.plan(&groups(&checkpoint, &ids, |_| true), &|_| Transform::Keep, &ids, false).unwrap(),
@@ -519,7 +550,12 @@ mod tests {
         let tensors = names.iter().zip(0..).map(|(name, seed)| tensor(name, DType::U8, &[3], seed)).collect();
         write_sharded(folder.path(), &[("a.safetensors", tensors)]);
         let checkpoint = Checkpoint::open(folder.path()).unwrap();
-        let pass = HashPass { checkpoint: &checkpoint, options: settings(), beside: Vec::new() };
+        let pass = HashPass {
+            checkpoint: &checkpoint,
+            options: settings(),
+            beside: Vec::new(),
+            cancel: ConvertCancel::default(),
+        };
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             pass.files(false, &mut |seen| assert!(matches!(seen, PassEvent::Progress(_)), "enough"))
         }));

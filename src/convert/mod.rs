@@ -9,6 +9,7 @@
 //!
 //! ```text
 //! report, error, settings       for callers: events, reports, errors, options
+//! cancel                        a handle that cancels from any thread
 //! hash, read_file               BLAKE3 and SHA-256 on a pool of threads; reads without the ring
 //! manifest, manifest_read       the manifest: its types and how it is written; how it is read
 //! target_directory, journal     files get their names once they are whole; records of runs
@@ -22,6 +23,7 @@
 //! prepare, finish, run          a conversion that is planned; its index and manifest; its run
 //! ```
 
+mod cancel;
 mod duplicates;
 mod error;
 mod file_plan;
@@ -47,9 +49,10 @@ mod target_state;
 mod test_files;
 mod verify;
 
+pub use self::cancel::ConvertCancel;
 pub use self::error::ConvertError;
 pub use self::manifest::{MANIFEST_NAME, Manifest, ManifestFile, ManifestTensor, SideFileRecord};
-pub use self::prepare::{ConvertCancel, PlannedFile, PreparedConversion};
+pub use self::prepare::{PlannedFile, PreparedConversion};
 pub use self::report::{ConvertEvent, ConvertReport, Difference, KernelCopied, VerifyReport, WriteMode};
 pub use self::settings::{Casting, Conversion, Experts, Grouping, KernelCopy, Part};
 pub use self::verify::Verification;

@@ -1,15 +1,14 @@
 //! A conversion that is planned: it can be shown, and run.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use super::cancel::ConvertCancel;
 use super::file_plan::FilePlan;
 use super::layout::{Component, TargetFile};
 use super::side_files::SideFiles;
 use super::target_state::{self, Expected, FileState, TargetState};
 use super::{Conversion, ConvertError, MANIFEST_NAME, Part, source_overlap};
-use crate::load::CancelHandle;
 use crate::plan::LoadPlan;
 
 /// One file of tensors in the target.
@@ -42,39 +41,6 @@ pub struct PreparedConversion {
     pub(super) plan: Option<Arc<LoadPlan>>,
     pub(super) needed_bytes: u64,
     pub(super) cancel: ConvertCancel,
-}
-
-/// Cancels a conversion from any thread.
-#[derive(Clone, Debug, Default)]
-pub struct ConvertCancel {
-    is_cancelled: Arc<AtomicBool>,
-    load: Arc<Mutex<Option<CancelHandle>>>,
-}
-
-impl ConvertCancel {
-    /// Cancels the conversion: it ends with [`LoadError::Cancelled`](crate::LoadError::Cancelled).
-    /// Finished files stay.
-    pub fn cancel(&self) {
-        self.is_cancelled.store(true, Ordering::Release);
-        if let Some(load) = &*self.load.lock().unwrap_or_else(PoisonError::into_inner) {
-            load.cancel();
-        }
-    }
-
-    /// True once it is cancelled.
-    pub(super) fn is_cancelled(&self) -> bool {
-        self.is_cancelled.load(Ordering::Acquire)
-    }
-
-    /// Sets the load that is cancelled too. If the conversion is cancelled already, the load is
-    /// cancelled at once.
-    pub(super) fn set_load(&self, load: Option<CancelHandle>) {
-        let mut current = self.load.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(load) = load.as_ref().filter(|_| self.is_cancelled()) {
-            load.cancel();
-        }
-        *current = load;
-    }
 }
 
 impl Conversion {

@@ -146,7 +146,8 @@ impl PreparedConversion {
         if self.settings.verify {
             let mut observe = |event: &ConvertEvent<'_>| self.settings.report(event);
             let settings = &self.settings;
-            let verification = Verification::with(settings.open_options.clone(), settings.reading());
+            let verification =
+                Verification::with(settings.open_options.clone(), settings.reading(), self.cancel.clone());
             report.verification = Some(verification.run(&self.target, Some(&self.source), &mut observe)?);
         }
         Ok(report)

@@ -201,6 +201,7 @@ impl HostArena {
             None if len_bytes == 0 => {}
             None => {
                 let memory = AnonymousMemory::new(len_bytes).map_err(failed)?;
+                memory.choose_page_size();
                 memory.live().note(MemoryUse::Filling, None);
                 arena.prefaulting = prefaulter.and_then(|prefaulter| prefaulter.touch(&memory, len_bytes));
                 arena.memory = Some(Memory::Own(memory));

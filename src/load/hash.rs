@@ -30,6 +30,14 @@ pub(crate) const PARALLEL_BYTES_MIN: usize = 256 << 10;
 pub struct TensorHash([u8; 32]);
 
 impl TensorHash {
+    /// The hash of these bytes. Long inputs are hashed on several cores.
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Self {
+        let mut hasher = PieceHasher::default();
+        hasher.update(bytes);
+        hasher.finish()
+    }
+
     /// The 32 bytes of the hash.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 32] {
@@ -104,13 +112,6 @@ impl LayerHasher {
         self.hashes.push(TensorHash(*self.open.finalize().as_bytes()));
         self.open.reset();
     }
-}
-
-/// BLAKE3 of bytes in memory, on several cores if the input is long.
-pub(super) fn of_bytes(bytes: &[u8]) -> TensorHash {
-    let mut hasher = PieceHasher::default();
-    hasher.update(bytes);
-    hasher.finish()
 }
 
 /// BLAKE3 of bytes that arrive piece by piece.
@@ -291,7 +292,7 @@ mod tests {
     fn a_hash_reads_as_b3sum_writes_it() {
         // The test vector of the algorithm for an empty input.
         let empty = "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262";
-        let hash = of_bytes(b"");
+        let hash = TensorHash::of(b"");
         assert_eq!((hash.to_string().as_str(), hash.to_hex().as_str()), (empty, empty));
         assert_eq!(hash.as_bytes()[0], 0xaf);
     }
@@ -299,6 +300,6 @@ mod tests {
     #[test]
     fn large_inputs_hash_alike_on_all_cores() {
         let bytes = vec![3; PARALLEL_BYTES_MIN];
-        assert_eq!(of_bytes(&bytes).as_bytes(), blake3::hash(&bytes).as_bytes());
+        assert_eq!(TensorHash::of(&bytes).as_bytes(), blake3::hash(&bytes).as_bytes());
     }
 }

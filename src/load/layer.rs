@@ -294,7 +294,7 @@ impl LoadedTensor {
             return Ok(Some(*hash));
         }
         if let Some(bytes) = self.as_bytes() {
-            return Ok(Some(hash::of_bytes(bytes)));
+            return Ok(Some(TensorHash::of(bytes)));
         }
         let len_bytes = self.placement().len_bytes();
         let mut piece = vec![0; HASHED_BYTES_MAX.min(to_usize(len_bytes))];

@@ -78,6 +78,15 @@ impl AnonymousMemory {
         })
     }
 
+    /// Takes small pages for memory that nobody has touched, if huge ones are slow to touch here.
+    /// The first pages are touched to find out.
+    pub(crate) fn choose_page_size(&self) {
+        if is_huge(self.len_bytes) {
+            let skip = self.start.as_ptr().addr() - self.mapping.as_ptr().addr();
+            onelayer_system::choose_page_size(&self.mapping, skip, to_usize(self.len_bytes));
+        }
+    }
+
     /// Returns the memory to the system and reports whether that worked; dropping does the same
     /// silently.
     ///

@@ -77,6 +77,19 @@ fn is_told(report: &VerifyReport, place: &str, what: &str) -> bool {
 }
 
 #[test]
+fn a_verification_can_be_cancelled() {
+    let folder = tempfile::tempdir().unwrap();
+    let layout = layouts::all(folder.path()).into_iter().next().unwrap();
+    let target = folder.path().join("target");
+    Conversion::new().prepare(&layout.path, &target).unwrap().run().unwrap();
+    let verification = Verification::new();
+    let cancel = verification.cancel_handle();
+    let found = verification.run(&target, Some(&layout.path), &mut |_| cancel.cancel());
+    let Err(ConvertError::Load(error)) = found else { panic!("{found:?}") };
+    assert!(matches!(error, onelayer::LoadError::Cancelled), "{error}");
+}
+
+#[test]
 fn what_was_converted_verifies() {
     let folder = tempfile::tempdir().unwrap();
     for (number, layout) in layouts::all(folder.path()).into_iter().enumerate() {

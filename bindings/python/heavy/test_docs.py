@@ -20,6 +20,9 @@ SECTIONS = (
     "Load, and give back",
     "Free a module, and learn who holds it",
     "Measure, and find leaks",
+    "Times and hashes",
+    "What fits where",
+    "Convert and verify",
 )
 
 
@@ -41,6 +44,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         transformers.GenerationConfig(pad_token_id=0).save_pretrained(folder)
     pipeline = SimpleNamespace(text_encoder=torch.nn.Linear(8, 8))
     return {
+        "checkpoint": onelayer.open("llama"),
         "onelayer": onelayer,
         "torch": torch,
         "transformers": transformers,

@@ -5,13 +5,14 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use onelayer::checkpoint::{CacheVariables, HubCache};
-use onelayer::layers::{LayerKind, Layers};
+use onelayer::layers::{LayerKind, LayerMap, Layers};
 use onelayer::{Checkpoint, LoadError, Share};
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 
+use crate::converting::Opening;
 use crate::errors;
-use crate::options::Options;
+use crate::options::{Options, layer_map};
 use crate::plan::Plan;
 use crate::reading::{NativeMapping, NativeReader};
 use crate::stream::LayerStream;
@@ -28,10 +29,9 @@ type LayerParts<'a> = (String, Option<String>, u64, Vec<&'a str>);
 #[pymethods]
 impl NativeCheckpoint {
     #[new]
-    fn open(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        let inner =
-            py.detach(|| Checkpoint::open(&path)).map_err(|error| errors::of_checkpoint(py, &error))?;
-        Ok(Self { inner })
+    fn open(py: Python<'_>, path: PathBuf, opening: Opening) -> PyResult<Self> {
+        let inner = py.detach(|| opening.options().open(&path));
+        Ok(Self { inner: inner.map_err(|error| errors::of_checkpoint(py, &error))? })
     }
 
     /// Names of all tensors, in file order.
@@ -56,8 +56,9 @@ impl NativeCheckpoint {
 
     /// Name, stack (if it is in one), bytes and names of the tensors of each layer, in execution
     /// order.
-    fn layers(&self, py: Python<'_>) -> PyResult<Vec<LayerParts<'_>>> {
-        let layers = py.detach(|| Layers::group(&self.inner));
+    fn layers(&self, py: Python<'_>, rules: Option<String>) -> PyResult<Vec<LayerParts<'_>>> {
+        let map = rules.as_deref().map_or(Ok(LayerMap::default()), layer_map)?;
+        let layers = py.detach(|| Layers::group_with(&self.inner, &map));
         let layers = layers.map_err(|error| errors::of_load(py, &LoadError::Layers(error)))?;
         let describe = |layer: &onelayer::layers::Layer| {
             let tensors = || layer.tensors.iter().map(|&id| self.inner.tensor(id));
@@ -95,7 +96,7 @@ impl NativeCheckpoint {
     }
 
     fn plan(&self, py: Python<'_>, options: Options) -> PyResult<Plan> {
-        let builder = options.builder()?;
+        let (builder, _) = options.builder()?;
         let plan = py.detach(|| builder.plan(&self.inner)).map_err(|error| errors::of_load(py, &error))?;
         Ok(Plan::new(&plan))
     }
@@ -124,10 +125,10 @@ impl NativeCheckpoint {
 
     fn stream(&self, py: Python<'_>, options: Options) -> PyResult<LayerStream> {
         let target = options.target()?;
-        let builder = options.builder()?;
+        let (builder, callbacks) = options.builder()?;
         let stream = py.detach(|| builder.build()?.stream(&self.inner));
         let stream = stream.map_err(|error| errors::of_load(py, &error))?;
-        Ok(LayerStream::new(stream, target))
+        Ok(LayerStream::new(stream, target, callbacks))
     }
 }
 

@@ -4,15 +4,19 @@ use std::error::Error;
 use std::io;
 use std::path::Path;
 
+use onelayer::convert::ConvertError;
 use onelayer::{CheckpointError, DeviceError, LoadError, PlanError, SourceError};
+use onelayer_fit::{FitError, PlacedError};
 use pyo3::exceptions::{
-    PyFileNotFoundError, PyKeyError, PyMemoryError, PyOSError, PyRuntimeError, PyValueError,
+    PyFileExistsError, PyFileNotFoundError, PyKeyError, PyMemoryError, PyOSError, PyRuntimeError,
+    PyValueError,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// `ENOENT` of errno.h, the same on every Linux.
+/// `ENOENT` and `ENOSPC` of errno.h, the same on every Linux.
 const NO_SUCH_FILE: i32 = 2;
+const NO_SPACE: i32 = 28;
 
 /// The exception for an invalid checkpoint.
 pub(crate) fn of_checkpoint(py: Python<'_>, error: &CheckpointError) -> PyErr {
@@ -47,6 +51,64 @@ pub(crate) fn of_load(py: Python<'_>, error: &LoadError) -> PyErr {
         LoadError::NotFound { .. } => PyKeyError::new_err(error.to_string()),
         LoadError::Staging(_) => PyMemoryError::new_err(chain(error)),
         _ => PyRuntimeError::new_err(chain(error)),
+    }
+}
+
+/// The exception for a conversion or a verification.
+pub(crate) fn of_convert(py: Python<'_>, error: &ConvertError) -> PyErr {
+    // The library names the flags of the program.
+    let message = chain(error).replace("--force", "overwrite=True").replace("--max-shard-size", "max_shard=");
+    match error {
+        ConvertError::Checkpoint(error) => of_checkpoint(py, error),
+        ConvertError::Plan(error) => of_plan(py, error),
+        ConvertError::Load(error) => of_load(py, error),
+        ConvertError::Exists { .. } | ConvertError::OtherConversion { .. } => {
+            PyFileExistsError::new_err(message)
+        }
+        ConvertError::NoSpace { path, .. } => PyOSError::new_err((NO_SPACE, message, path.clone())),
+        ConvertError::Write { path, source, .. } | ConvertError::Read { path, source, .. } => {
+            system(source, &message, path)
+        }
+        ConvertError::BadManifest { path, .. } => of_package(py, "CheckpointError", &message, |details| {
+            details.set_item("path", path)?;
+            details.set_item("tensor", None::<&str>)
+        }),
+        ConvertError::Locked { .. } => PyRuntimeError::new_err(message),
+        _ => PyValueError::new_err(message),
+    }
+}
+
+/// The exception for a placement by a device map, or for one that cannot be found.
+pub(crate) fn of_fit(py: Python<'_>, error: &FitError) -> PyErr {
+    match error {
+        FitError::TooSmall { needed_bytes, limit_bytes, .. }
+        | FitError::OverLimit { needed_bytes, limit_bytes, .. } => {
+            let remedy = "a shorter context, a smaller batch, kv_dtype=\"fp8\", dtype or quantise takes less";
+            budget_error(py, &format!("{}; {remedy}", chain(error)), *needed_bytes, *limit_bytes, None)
+        }
+        _ => PyValueError::new_err(chain(error)),
+    }
+}
+
+/// The exception for all mistakes of a device map, or all limits that it exceeds.
+pub(crate) fn of_faults(py: Python<'_>, faults: &[FitError]) -> PyErr {
+    match faults {
+        [one] => of_fit(py, one),
+        _ => {
+            let texts: Vec<String> = faults.iter().map(|fault| chain(fault)).collect();
+            PyValueError::new_err(format!("device_map: {}", texts.join("; ")))
+        }
+    }
+}
+
+/// The exception for a load by a device map.
+pub(crate) fn of_placed(py: Python<'_>, error: &PlacedError) -> PyErr {
+    match error {
+        PlacedError::Load { source, .. } | PlacedError::Checkpoint(source) => of_load(py, source),
+        PlacedError::NoDevice { .. } | PlacedError::DeviceTooSmall { .. } => {
+            of_package(py, "DeviceError", &chain(error), |_| Ok(()))
+        }
+        _ => PyValueError::new_err(chain(error)),
     }
 }
 

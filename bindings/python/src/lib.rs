@@ -18,7 +18,11 @@ use pyo3::prelude::*;
 
 mod capsule;
 mod checkpoint;
+mod converting;
+mod decoding;
 mod errors;
+mod events;
+mod fitting;
 mod held;
 mod layer;
 mod live;
@@ -26,11 +30,13 @@ mod measuring;
 mod memory;
 mod model;
 mod options;
+mod placed;
 mod plan;
 mod reading;
 mod report;
 mod stream;
 mod tensor;
+mod watched;
 
 /// The native module of the package `onelayer`.
 #[pymodule]
@@ -39,6 +45,14 @@ mod _native {
     use super::checkpoint::NativeCheckpoint;
     #[pymodule_export]
     use super::checkpoint::locate_in_cache;
+    #[pymodule_export]
+    use super::converting::{convert, verify};
+    #[pymodule_export]
+    use super::decoding::decode_rows;
+    #[pymodule_export]
+    use super::events::{LayerTimes, PassTimes};
+    #[pymodule_export]
+    use super::fitting::fit;
     #[pymodule_export]
     use super::layer::Layer;
     #[pymodule_export]
@@ -49,6 +63,8 @@ mod _native {
     use super::measuring::{held_memory, slope_of};
     #[pymodule_export]
     use super::model::{NativeModel, NativeReceipt};
+    #[pymodule_export]
+    use super::placed::NativePlacedModel;
     #[pymodule_export]
     use super::plan::Plan;
     #[pymodule_export]

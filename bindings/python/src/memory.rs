@@ -7,9 +7,10 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use memmap2::{Advice, MmapMut, MmapOptions};
+use memmap2::{MmapMut, MmapOptions};
 use onelayer::DType;
 use onelayer::units::ByteRange;
+use onelayer_system::choose_page_size;
 
 /// From this size on memory is mapped, so that it returns to the system when it is freed.
 const MAPPED_BYTES_MIN: u64 = 256 << 10;
@@ -49,8 +50,7 @@ impl HostMemory {
         if bytes >= MAPPED_BYTES_MIN {
             let mut pages = MmapMut::map_anon(len)?;
             if bytes >= HUGE_BYTES_MIN {
-                // Small pages work, too.
-                let _ = pages.advise(Advice::HugePage);
+                choose_page_size(&pages, 0, len);
             }
             let start = NonNull::new(pages.as_mut_ptr()).expect("a mapping has an address");
             return Ok(Self { start, len, _owner: Owner::Pages(pages) });

@@ -14,7 +14,7 @@ use crate::report::Report;
 use crate::tensor::Tensor;
 
 /// Layer, tensor, and number of owners.
-type HolderParts = (String, String, usize);
+pub(crate) type HolderParts = (String, String, usize);
 
 /// A model that is resident, in part or whole.
 #[pyclass(frozen, module = "onelayer._native")]
@@ -50,19 +50,20 @@ impl NativeModel {
     #[new]
     fn load(py: Python<'_>, checkpoint: &NativeCheckpoint, options: Options) -> PyResult<Self> {
         let target = options.target()?;
-        let builder = options.builder()?;
-        let mut interrupt = None;
+        let (builder, callbacks) = options.builder()?;
+        let mut stopped = None;
         let loaded = py.detach(|| {
             builder.build()?.load_while(&checkpoint.inner, |_| {
-                interrupt = Python::attach(|py| py.check_signals()).err();
-                interrupt.is_none()
+                stopped = Python::attach(|py| py.check_signals().and_then(|()| callbacks.call(py))).err();
+                stopped.is_none()
             })
         });
-        match (loaded, interrupt) {
-            (_, Some(signal)) => Err(signal),
-            (Ok(model), None) => Ok(Self { model: Mutex::new(model), target }),
-            (Err(error), None) => Err(errors::of_load(py, &error)),
+        if let Some(error) = stopped {
+            return Err(error);
         }
+        let model = loaded.map_err(|error| errors::of_load(py, &error))?;
+        callbacks.call(py)?;
+        Ok(Self { model: Mutex::new(model), target })
     }
 
     /// Name and memory of each resident layer, in execution order.
@@ -112,7 +113,7 @@ impl NativeModel {
         checkpoint: &NativeCheckpoint,
         options: Options,
     ) -> PyResult<NativeReceipt> {
-        let builder = options.builder()?;
+        let (builder, _) = options.builder()?;
         self.with(py, |model| {
             let receipt = model.replace(&LayerId::new(layer), &builder.build()?, &checkpoint.inner)?;
             Ok(NativeReceipt::new(receipt))
@@ -121,7 +122,7 @@ impl NativeModel {
 
     /// Tensors that were taken and keep their layer.
     fn holders(&self, py: Python<'_>) -> Vec<HolderParts> {
-        py.detach(|| self.lock().holders().into_iter().map(parts).collect())
+        py.detach(|| self.lock().holders().into_iter().map(holder_parts).collect())
     }
 
     #[getter]
@@ -148,14 +149,13 @@ impl NativeModel {
     }
 }
 
-fn parts(holder: Holder) -> HolderParts {
+pub(crate) fn holder_parts(holder: Holder) -> HolderParts {
     (holder.layer.as_str().to_owned(), holder.tensor, holder.owners)
 }
 
 /// The result of an unload, with the names of the Python class.
 #[pyclass(frozen, get_all, module = "onelayer._native")]
 pub(crate) struct NativeReceipt {
-    layers: u64,
     asked: u64,
     returned: u64,
     kept_by_pool: u64,
@@ -169,9 +169,8 @@ pub(crate) struct NativeReceipt {
 }
 
 impl NativeReceipt {
-    fn new(receipt: Receipt) -> Self {
+    pub(crate) fn new(receipt: Receipt) -> Self {
         Self {
-            layers: receipt.layers,
             asked: receipt.asked_bytes,
             returned: receipt.returned_bytes,
             kept_by_pool: receipt.kept_bytes,
@@ -181,7 +180,7 @@ impl NativeReceipt {
             unconfirmed: receipt.unconfirmed_bytes,
             held: receipt.held_bytes,
             parked: receipt.parked_bytes,
-            held_by: receipt.holders.into_iter().map(parts).collect(),
+            held_by: receipt.holders.into_iter().map(holder_parts).collect(),
         }
     }
 }

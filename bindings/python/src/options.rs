@@ -4,11 +4,13 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use onelayer::{
-    FloatType, HandOut, IoMode, Keep, LayerId, LoadOptions, Loader, LoaderBuilder, Passes, Quantisation,
-    Rank, ReadOrder, Split, SplitRules, Target, Window,
+    FloatType, HandOut, IoMode, Keep, LayerId, LayerMap, LoadOptions, Loader, LoaderBuilder, Passes,
+    Quantisation, Rank, ReadOrder, Split, SplitRules, Target, Window,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+
+use crate::events::Callbacks;
 
 /// A dictionary with all of these keys; `None` where the library decides.
 #[derive(FromPyObject)]
@@ -39,11 +41,22 @@ pub(crate) struct Options {
     read_through: Option<u64>,
     /// Number of this rank and of all.
     shard: Option<(u32, u32)>,
-    /// Dimensions along which tensors are cut among the ranks, by name; `None` for one that every
-    /// rank gets whole. What is not listed goes by the table of common architectures.
-    cuts: HashMap<String, Option<usize>>,
+    /// How tensors are cut among the ranks, by name; `None` for one that every rank gets whole.
+    /// What is not listed goes by the table of common architectures.
+    cuts: HashMap<String, Option<Cut>>,
+    /// Number of this rank and of all, which share the tensors among them, each whole.
+    share: Option<(u32, u32)>,
+    /// Hashes tensors on the way.
+    hash: bool,
+    /// The text of a file of layer rules.
+    layer_map: Option<String>,
+    on_layer: Option<Py<PyAny>>,
+    on_pass: Option<Py<PyAny>>,
     stall_seconds: Option<f64>,
 }
+
+/// Dimension, number of fused blocks, multiple that the dimension is padded to, and range.
+type Cut = (usize, u64, Option<u64>, Option<(u64, u64)>);
 
 impl Options {
     /// Where the load goes.
@@ -72,6 +85,7 @@ impl Options {
         options.dtype = self.dtype.as_deref().map(float).transpose()?;
         options.quantise = self.quantise.as_deref().map(quantisation).transpose()?;
         options.device_reserve_bytes = self.device_reserve.unwrap_or(options.device_reserve_bytes);
+        options.hash = self.hash;
         options.hole_bytes_max = self.read_through.unwrap_or(options.hole_bytes_max);
         options.passes = match self.passes {
             None => options.passes,
@@ -85,9 +99,15 @@ impl Options {
         Ok(options)
     }
 
-    /// A builder with these settings.
-    pub(crate) fn builder(self) -> PyResult<LoaderBuilder> {
+    /// A builder with these settings, and the callbacks of the load.
+    pub(crate) fn builder(self) -> PyResult<(LoaderBuilder, Callbacks)> {
         let mut builder = Loader::builder(self.target()?).options(self.load_options()?);
+        if let Some(text) = &self.layer_map {
+            builder = builder.layer_map(layer_map(text)?);
+        }
+        if let Some((rank, world)) = self.share {
+            builder = builder.share(ranked(rank, world)?);
+        }
         if let Some(names) = self.select {
             builder = builder.select(move |tensor| names.contains(tensor.name));
         }
@@ -105,12 +125,22 @@ impl Options {
             let rules = SplitRules::common().with(move |tensor| cut(cuts.get(tensor.name)?));
             builder = builder.shard(ranked(rank, world)?, rules);
         }
-        Ok(builder)
+        Ok(Callbacks::attach(builder, self.on_layer, self.on_pass))
     }
 }
 
-fn cut(axis: &Option<usize>) -> Option<Split> {
-    Some(axis.map_or(Split::Whole, |axis| Split::Even { axis, blocks: 1 }))
+fn cut(cut: &Option<Cut>) -> Option<Split> {
+    Some(match *cut {
+        None => Split::Whole,
+        Some((axis, _, _, Some((start, end)))) => Split::Range { axis, range: start..end },
+        Some((axis, _, Some(multiple), None)) => Split::Padded { axis, multiple },
+        Some((axis, blocks, None, None)) => Split::Even { axis, blocks },
+    })
+}
+
+/// Layer rules, from the text of their file.
+pub(crate) fn layer_map(text: &str) -> PyResult<LayerMap> {
+    LayerMap::parse(text).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
 /// A rank, if there is such a one.
@@ -127,22 +157,22 @@ fn order(name: &str) -> PyResult<ReadOrder> {
     }
 }
 
-fn io(name: &str) -> PyResult<IoMode> {
+pub(crate) fn io(name: &str) -> PyResult<IoMode> {
     let modes = [IoMode::Auto, IoMode::Buffered, IoMode::Direct, IoMode::Mmap, IoMode::Uring];
     let found = modes.into_iter().find(|mode| mode.to_string() == name);
     found.ok_or_else(|| unknown("io", name, "auto, buffered, direct, mmap, uring"))
 }
 
-fn float(name: &str) -> PyResult<FloatType> {
+pub(crate) fn float(name: &str) -> PyResult<FloatType> {
     let types = [FloatType::Bf16, FloatType::F16, FloatType::F32];
     let found = types.into_iter().find(|float| float.to_string().eq_ignore_ascii_case(name));
     found.ok_or_else(|| unknown("dtype", name, "bf16, f16, f32"))
 }
 
-fn quantisation(name: &str) -> PyResult<Quantisation> {
+pub(crate) fn quantisation(name: &str) -> PyResult<Quantisation> {
     name.parse().map_err(|_| unknown("quantise", name, "int8, fp8, int4, int4-g32, int4-g64, int4-g128"))
 }
 
-fn unknown(option: &str, found: &str, expected: &str) -> PyErr {
+pub(crate) fn unknown(option: &str, found: &str, expected: &str) -> PyErr {
     PyValueError::new_err(format!("{option}={found:?}: expected one of {expected}"))
 }

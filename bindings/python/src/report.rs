@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 
 use onelayer::units::HumanBytes;
-use onelayer::{Binding, LoadPlan, LoadReport};
+use onelayer::{LoadPlan, LoadReport};
 use pyo3::prelude::*;
+
+use crate::events::seconds_by_cause;
 
 /// The report of a load so far. Memory is the planned amount; the `loadcheck` marker and program
 /// measure it.
@@ -45,7 +47,7 @@ impl Report {
             seconds: report.elapsed.as_secs_f64(),
             preparing_seconds: report.preparing.as_secs_f64(),
             waited_seconds: report.caller_waited.as_secs_f64(),
-            waits: Binding::ALL.map(|cause| (cause.to_string(), report.waits.of(cause).as_secs_f64())).into(),
+            waits: seconds_by_cause(&report.waits),
             passes: report.passes,
             layers: report.layers,
             nbytes: report.tensor_bytes,

@@ -8,6 +8,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::errors;
+use crate::events::Callbacks;
 use crate::layer::Layer;
 use crate::plan::Plan;
 use crate::report::Report;
@@ -24,6 +25,7 @@ pub(crate) struct LayerStream {
     progress: Progress,
     plan: Arc<LoadPlan>,
     target: Target,
+    callbacks: Callbacks,
 }
 
 enum State {
@@ -39,10 +41,11 @@ enum Slice {
 }
 
 impl LayerStream {
-    pub(crate) fn new(stream: onelayer::LayerStream, target: Target) -> Self {
+    pub(crate) fn new(stream: onelayer::LayerStream, target: Target, callbacks: Callbacks) -> Self {
         let (cancel, progress) = (stream.cancel_handle(), stream.progress());
         let plan = Arc::clone(stream.plan());
-        Self { state: Mutex::new(State::Running(Box::new(stream))), cancel, progress, plan, target }
+        let state = Mutex::new(State::Running(Box::new(stream)));
+        Self { state, cancel, progress, plan, target, callbacks }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -81,7 +84,9 @@ impl LayerStream {
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Layer>> {
         loop {
-            match py.detach(|| self.wait_a_slice()) {
+            let slice = py.detach(|| self.wait_a_slice());
+            self.callbacks.call(py)?;
+            match slice {
                 Slice::Awaited(Awaited::Layer(layer)) => return Ok(Some(Layer::new(layer, self.target))),
                 Slice::Awaited(Awaited::Ended) => return Ok(None),
                 Slice::Awaited(_) => py.check_signals()?,
@@ -96,8 +101,9 @@ impl LayerStream {
         self.plan.layers().len()
     }
 
-    fn close(&self, py: Python<'_>) {
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.end());
+        self.callbacks.call(py)
     }
 
     /// Cancels the load: the next wait for a layer fails. Returns at once.
@@ -110,8 +116,8 @@ impl LayerStream {
     }
 
     #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) {
-        self.close(py);
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.close(py)
     }
 
     #[getter]

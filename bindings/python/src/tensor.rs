@@ -7,9 +7,9 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use onelayer::{DType, LoadedTensor, Target};
+use onelayer::{DType, LoadedTensor, Target, TensorHash};
 use onelayer_dlpack::{DEVICE_CPU, DLDevice, ExportError, FLAG_IS_COPIED, ManagedTensor, Memory};
-use pyo3::exceptions::PyBufferError;
+use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
@@ -285,6 +285,23 @@ impl Tensor {
             shape: vec![self.nbytes],
             nbytes: self.nbytes,
             source: self.source.clone(),
+        })
+    }
+
+    /// BLAKE3 of its bytes as delivered, as 64 hexadecimal digits.
+    fn hash(&self, py: Python<'_>) -> PyResult<String> {
+        let hash = py.detach(|| match &self.source {
+            // Consumers may write to shared memory: it is hashed from a copy.
+            Source::Memory(_) => self.host_copy().map(|mut copy| Ok(Some(TensorHash::of(copy.bytes_mut())))),
+            Source::Layer(held) => held.lease(&self.name).map(|tensor| tensor.hash()),
+            Source::Model(tensor, _) => Ok(tensor.hash()),
+        })?;
+        let hash = hash.map_err(|error| errors::of_load(py, &error))?;
+        hash.map(|hash| hash.to_hex()).ok_or_else(|| {
+            let (name, target) = (&self.name, self.target());
+            PyValueError::new_err(format!(
+                "tensor {name:?} was loaded to {target}, which keeps no bytes: stream with hash=True"
+            ))
         })
     }
 

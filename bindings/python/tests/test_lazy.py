@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import pickle
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -228,3 +233,76 @@ def test_ranks_share_tensors_as_the_files_have_them(option: str) -> None:
     value = {"order": "file", "dtype": "bf16", "shard": (0, 2), "rules": [("w", 0)]}[option]
     with pytest.raises(ValueError, match=option):
         onelayer.distributed.tensors(onelayer.open(FIXTURES / "llama"), **{option: value})
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_copies_share_the_open_files(layered: Path, mode: str) -> None:
+    weights = onelayer.open(layered).state_dict(framework="np", mode=mode, select="norm|embed")
+    expected = bytes_in_file(layered)
+    # The copy needs no files of its own: these are gone.
+    copies = (copy.deepcopy(weights), copy.copy(weights), copy.deepcopy(dict(weights)))
+    for each in copies:
+        assert list(each) == list(weights)
+        assert all(each[name]._reader is weights[name]._reader for name in weights)
+        assert all(tensor[...].tobytes() == expected[name] for name, tensor in each.items())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_pickled_tensors_open_their_files_again(layered: Path, mode: str) -> None:
+    weights = onelayer.open(layered).state_dict(framework="np", mode=mode, select="norm|embed")
+    expected = bytes_in_file(layered)
+    found = pickle.loads(pickle.dumps(weights))
+    assert list(found) == list(weights)
+    assert all(tensor[...].tobytes() == expected[name] for name, tensor in found.items())
+    readers = {id(tensor._reader) for tensor in found.values()}
+    assert len(readers) == 1 and not readers & {id(tensor._reader) for tensor in weights.values()}
+    lazy = pickle.loads(pickle.dumps(weights["model.norm.weight"]))
+    assert (lazy.name, lazy.dtype, lazy.shape) == ("model.norm.weight", "F32", (64,))
+    assert lazy[3:5].tobytes() == expected["model.norm.weight"][12:20]
+
+
+def test_another_process_reads_a_pickled_tensor(layered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(layered.parent)
+    weights = onelayer.open(layered.name).state_dict(framework="np")
+    script = "import pickle, sys; sys.stdout.buffer.write(pickle.load(sys.stdin.buffer)[...].tobytes())"
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=pickle.dumps(weights["model.norm.weight"]), capture_output=True, cwd="/"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == bytes_in_file(layered)["model.norm.weight"]
+
+
+def test_a_pickled_tensor_knows_its_checkpoint(layered: Path) -> None:
+    weights = onelayer.open(layered).state_dict(framework="np")
+    pickled = pickle.dumps(weights)
+    changed = os.stat(layered)
+    os.utime(layered, ns=(changed.st_atime_ns, changed.st_mtime_ns + 1))
+    with pytest.raises(onelayer.CheckpointError, match="not the one that was pickled"):
+        pickle.loads(pickled)
+    os.utime(layered, ns=(changed.st_atime_ns, changed.st_mtime_ns))
+    pickle.loads(pickled)
+    # Other types at the same time and of the same size.
+    layered.write_bytes(layered.read_bytes().replace(b'"F32"', b'"I32"', 1))
+    os.utime(layered, ns=(changed.st_atime_ns, changed.st_mtime_ns))
+    with pytest.raises(onelayer.CheckpointError, match="not the one that was pickled"):
+        pickle.loads(pickled)
+    layered.unlink()
+    with pytest.raises(FileNotFoundError):
+        pickle.loads(pickled)
+
+
+def test_tensors_are_read_together(layered: Path) -> None:
+    expected = bytes_in_file(layered)
+    weights = onelayer.open(layered).state_dict(framework="np")
+    assert {name: array.tobytes() for name, array in weights.read().items()} == expected
+    assert list(weights.read(["model.norm.weight"])) == ["model.norm.weight"]
+    assert repr(weights) == f"<onelayer.StateDict: {len(expected)} tensors>"
+    with pytest.raises(KeyError):
+        weights.read(["nothing"])
+
+
+def test_a_lazy_tensor_is_no_parameter(layered: Path) -> None:
+    lazy = onelayer.open(layered).state_dict(framework="np")["model.norm.weight"]
+    assert lazy.size() == (64,) and not lazy.is_meta
+    with pytest.raises(TypeError, match=r"weights\.read\(\)"):
+        lazy.detach()

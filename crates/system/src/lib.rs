@@ -8,6 +8,7 @@
 //! | [`units`] | byte ranges, alignment, sizes for people |
 //! | [`FloatType`] | the float types of weights |
 //! | [`file_system`] | which kind of file system holds a file |
+//! | [`choose_page_size`] | huge or small pages for fresh memory |
 //! | [`page_cache`] | which pages of a file are cached |
 //! | [`TextPosition`] | line and column, for messages |
 //! | [`folder`] | the names in a folder |
@@ -17,11 +18,13 @@ pub mod file_system;
 mod float_type;
 pub mod folder;
 pub mod page_cache;
+mod page_size;
 pub mod small_file;
 mod text_position;
 pub mod units;
 
 pub use self::file_system::FileSystem;
 pub use self::float_type::FloatType;
+pub use self::page_size::choose_page_size;
 pub use self::text_position::TextPosition;
 pub use self::units::HumanBytes;

@@ -132,7 +132,8 @@ impl Comparison {
     fn pass(&self, work: &Work<'_>) -> (HashPass<'_>, Vec<TensorId>) {
         let ids = self.pairs.iter().map(|pair| pair.source).collect();
         let beside = work.memory(PassOver::Source);
-        (HashPass { checkpoint: &self.source, options: work.options.clone(), beside }, ids)
+        let (options, cancel) = (work.options.clone(), work.cancel.clone());
+        (HashPass { checkpoint: &self.source, options, beside, cancel }, ids)
     }
 
     /// Hashes the source, and compares it with the hashes of the target.

@@ -18,6 +18,7 @@ use std::path::Path;
 
 use self::against_manifest::Stated;
 use self::against_source::Comparison;
+use super::cancel::ConvertCancel;
 use super::hash_pass::{HashPass, PassEvent};
 use super::journal::WORK_FOLDER;
 use super::manifest_read::OpenManifest;
@@ -38,6 +39,7 @@ const DIFFERENCES_MAX: usize = 1000;
 pub struct Verification {
     open_options: OpenOptions,
     options: LoadOptions,
+    cancel: ConvertCancel,
 }
 
 impl Default for Verification {
@@ -49,12 +51,12 @@ impl Default for Verification {
 impl Verification {
     /// Within 64 MiB of host memory, past the page cache.
     pub fn new() -> Self {
-        Self::with(OpenOptions::default(), default_options())
+        Self::with(OpenOptions::default(), default_options(), ConvertCancel::default())
     }
 
     /// With these settings.
-    pub(super) fn with(open_options: OpenOptions, options: LoadOptions) -> Self {
-        Self { open_options, options }
+    pub(super) fn with(open_options: OpenOptions, options: LoadOptions, cancel: ConvertCancel) -> Self {
+        Self { open_options, options, cancel }
     }
 
     /// How checkpoints are opened.
@@ -81,6 +83,12 @@ impl Verification {
     pub fn jobs(mut self, threads: u32) -> Self {
         self.options.readers = Some(threads.max(1));
         self
+    }
+
+    /// A handle that cancels the verification from any thread.
+    #[must_use]
+    pub fn cancel_handle(&self) -> ConvertCancel {
+        self.cancel.clone()
     }
 
     /// Checks the headers, coverage and index of `directory`, and the hashes if it has a manifest.
@@ -141,6 +149,7 @@ impl Verification {
             comparison: comparison.as_ref(),
             compared: vec![false; checkpoint.tensor_count()],
             hashes: Vec::new(),
+            cancel: self.cancel.clone(),
         };
         work.run(&mut findings, observe)?;
         Ok(findings.finish())
@@ -241,6 +250,7 @@ struct Work<'a> {
     compared: Vec<bool>,
     /// BLAKE3 of each tensor of the target, if there is a source.
     hashes: Vec<[u8; 32]>,
+    cancel: ConvertCancel,
 }
 
 impl Work<'_> {
@@ -283,6 +293,7 @@ impl Work<'_> {
             checkpoint: target,
             options: self.options.clone(),
             beside: self.memory(PassOver::Target),
+            cancel: self.cancel.clone(),
         };
         let with_sha256 = stated.is_some_and(Stated::has_sha256);
         let fallbacks = pass.files(with_sha256, &mut |event| match event {

@@ -24,11 +24,13 @@ use crate::plan::{Cast, CastOp, FloatType};
 use crate::units::to_usize;
 
 use self::blocks::Elements;
+pub use self::dequantise::dequantise;
 use self::level::Level;
 pub(crate) use self::pieces::{Casting, Narrowing};
 pub(crate) use self::quantise::{Loss, quantise_step};
 
 mod blocks;
+mod dequantise;
 mod floats;
 mod level;
 mod pieces;

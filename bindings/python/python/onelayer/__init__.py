@@ -13,21 +13,26 @@ from importlib import import_module as _import_module
 
 from . import distributed, live
 from ._checkpoint import Checkpoint, LayerInfo, TensorInfo, open
+from ._convert import ConvertReport, Difference, QuantisationError, VerifyReport, convert, verify
 from ._errors import BudgetError, CancelledError, CheckpointError, DeviceError, StalledError
+from ._fit import Fit, LayerPlace, TierUse
 from ._lazy import LazyTensor, StateDict
 from ._leak import LeakReport, leak
 from ._measure import measure
-from ._model import Holder, Model, Receipt, load
-from ._native import Layer, LayerStream, Plan, Report, Tensor, __version__
+from ._model import Model, load
+from ._native import Layer, LayerStream, LayerTimes, PassTimes, Plan, Report, Tensor, __version__
+from ._options import Split
+from ._placed import PlacedModel
+from ._receipt import Holder, Receipt
 from ._sizes import parse_size
 
 _Mapping.register(Layer)
 
 
 def __getattr__(name: str) -> object:
-    """``onelayer.torch`` is imported when it is first used: it needs torch."""
-    if name == "torch":
-        return _import_module("onelayer.torch")
+    """These are imported when they are first used: they need packages of these names."""
+    if name in ("diffusers", "torch", "transformers"):
+        return _import_module(f"onelayer.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -36,22 +41,34 @@ __all__ = [
     "CancelledError",
     "Checkpoint",
     "CheckpointError",
+    "ConvertReport",
     "DeviceError",
+    "Difference",
+    "Fit",
     "Holder",
     "Layer",
     "LayerInfo",
+    "LayerPlace",
     "LayerStream",
+    "LayerTimes",
     "LazyTensor",
     "LeakReport",
     "Model",
+    "PassTimes",
+    "PlacedModel",
     "Plan",
+    "QuantisationError",
     "Receipt",
     "Report",
+    "Split",
     "StalledError",
     "StateDict",
     "Tensor",
     "TensorInfo",
+    "TierUse",
+    "VerifyReport",
     "__version__",
+    "convert",
     "distributed",
     "leak",
     "live",
@@ -59,4 +76,5 @@ __all__ = [
     "measure",
     "open",
     "parse_size",
+    "verify",
 ]

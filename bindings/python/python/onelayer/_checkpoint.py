@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import _native
-from ._frameworks import float_name
+from ._fit import Fit, Tier, fit
 from ._lazy import LazyTensor, Mode, StateDict, converter, reader_for
+from ._options import LayerMap, Select, layer_map_text, opening, selected_names, stream_options_of
 from ._sizes import optional_size
 from ._sources import locate
 
 if TYPE_CHECKING:
     from ._native import LayerStream, Plan
-
-Select = str | Collection[str] | Callable[["TensorInfo"], bool]
-"""A regular expression to search in names, a collection of names, or a predicate on each tensor."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +47,22 @@ class LayerInfo:
 class Checkpoint:
     """A checked description of a checkpoint, without its tensor data. May be shared by threads."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        header_bytes_max: int | str | None = None,
+        allow_opaque_dtypes: bool = False,
+    ) -> None:
         """Opens a file, a directory, an index or a pipeline; reads headers only.
+
+        - ``header_bytes_max``: the longest header or index that is accepted. Default: 100 MB, as in safetensors.
+        - ``allow_opaque_dtypes``: accepts tensors of types that safetensors does not know.
 
         Raises ``FileNotFoundError`` for a missing file and ``CheckpointError`` for an invalid one.
         """
-        self._native = _native.NativeCheckpoint(os.fspath(path))
+        self._opening = opening(header_bytes_max, allow_opaque_dtypes)
+        self._native = _native.NativeCheckpoint(os.fspath(path), self._opening)
         self._path = os.fspath(path)
 
     @property
@@ -84,7 +91,12 @@ class Checkpoint:
     @cached_property
     def layers(self) -> list[LayerInfo]:
         """The layers, in execution order."""
-        return [LayerInfo(name, nbytes, tuple(keys), stack) for name, stack, nbytes, keys in self._native.layers()]
+        return self.layers_by(None)
+
+    def layers_by(self, layer_map: LayerMap | None) -> list[LayerInfo]:
+        """The layers as a layer map groups them; see ``stream``."""
+        parts = self._native.layers(layer_map_text(layer_map))
+        return [LayerInfo(name, nbytes, tuple(keys), stack) for name, stack, nbytes, keys in parts]
 
     @property
     def nbytes(self) -> int:
@@ -120,7 +132,28 @@ class Checkpoint:
 
         The device need not exist. Raises ``BudgetError`` if the budget is too small.
         """
-        return self._native.plan(self._options(**stream_options))
+        return self._native.plan(stream_options_of(self, **stream_options))
+
+    def fit(self, **options: Any) -> Fit:
+        """Which layer fits where: on GPUs, the host or the disk. Reads headers and ``config.json`` only.
+
+        Options, all by keyword:
+
+        - ``vram``: memory that layers may use on each GPU, such as ``["24GiB", "24GiB"]``; ``host``: host memory for
+          the rest, without a limit by default, ``budget`` of the load (64 MiB) included. What is left goes to the disk.
+        - ``context``, ``batch``: tokens of a sequence and sequences at once, to keep room for caches and
+          intermediate results. Default: no room. ``kv_dtype``: type of the cache, ``"bf16"`` by default.
+        - ``dtype``, ``quantise``: weights as a load with these options has them; or ``precision``: ``"bf16"``,
+          ``"fp8"``, ``"int8"``, ``"int4"``, computed.
+        - ``device_map``: checks this map instead of making one. ``layer_map``: as for ``stream``.
+
+        Raises ``BudgetError`` if the memory is too small, and ``ValueError`` for a map that does not fit the checkpoint.
+        """
+        return fit(self, **options)
+
+    def device_map(self, **options: Any) -> dict[str, Tier]:
+        """The device map of ``fit`` with these options, for accelerate, transformers and ``onelayer.load``."""
+        return fit(self, **options).device_map
 
     def stream(self, **stream_options: Any) -> LayerStream:
         """Streams the layers, in execution order.
@@ -145,8 +178,15 @@ class Checkpoint:
           arrive quantised, with their scales as ``NAME_scale``. ``quantise_only`` selects other tensors,
           like ``select``.
         - ``shard``: ``(rank, world)``: reads only this rank's part of each tensor, divided as engines
-          divide common architectures. ``rules`` take precedence: a regular expression for names, and the
-          dimension to divide, or ``None`` for tensors that every rank loads whole.
+          divide common architectures. ``rules`` take precedence: a regular expression for names, and a
+          ``Split``, or the dimension to divide, or ``None`` for tensors that every rank loads whole.
+        - ``share``: ``(rank, world)``: reads only this rank's share of the tensors, each of them whole.
+        - ``layer_map``: overrides how tensors are grouped into layers: the path of a TOML file, or its
+          contents as a dictionary: ``{"groups": {"head": ["model.norm", "lm_head"]}}``.
+        - ``hash``: hashes tensors while they are loaded, also with ``device="none"``: ``tensor.hash()``.
+        - ``on_layer``, ``on_pass``: called with the ``LayerTimes`` of each layer once it was freed, and with
+          the ``PassTimes`` of each pass. They run in the thread that takes the layers, when it asks for the next
+          one and when it closes the stream. An exception ends the loop over the stream.
         - ``io``: ``"auto"``, ``"buffered"``, ``"direct"``, ``"mmap"`` or ``"uring"``; ``readers``: reads in flight.
         - ``read_through``: holes of up to this many bytes are read through. Default: 64 KiB.
         - ``device_reserve``: device memory that must stay free. Default: 64 MiB.
@@ -154,7 +194,7 @@ class Checkpoint:
 
         Raises ``BudgetError`` if the budget is too small, and ``DeviceError`` if the device cannot be used.
         """
-        return self._native.stream(self._options(**stream_options))
+        return self._native.stream(stream_options_of(self, **stream_options))
 
     def tensors(self, *, framework: Literal["pt", "np"] = "pt", **stream_options: Any) -> Iterator[tuple[str, Any]]:
         """Yields all tensors with their names, as torch tensors or numpy arrays.
@@ -193,86 +233,12 @@ class Checkpoint:
         - ``select``: as for ``stream``.
         """
         reader = reader_for(self, framework=framework, device=device, mode=mode, budget=optional_size(budget))
-        selected = None if select is None else self._selected(select)
+        selected = None if select is None else selected_names(self, select)
         names = [name for name in self.keys() if selected is None or name in selected]
         described = ((name, self._native.describe(name)) for name in names)
         return StateDict(
             {name: LazyTensor(reader, name, dtype, tuple(shape)) for name, (dtype, shape, _, _) in described}
         )
-
-    def _options(
-        self,
-        *,
-        device: object = "cpu",
-        budget: int | str | None = None,
-        device_budget: int | str | None = None,
-        window: int | Literal["all"] | None = None,
-        prefetch: int | None = None,
-        select: Select | None = None,
-        order: str = "execution",
-        io: str | None = None,
-        readers: int | None = None,
-        dtype: object = None,
-        passes: int | Literal["endless"] | None = None,
-        keep: Collection[str] | Literal["outside"] | None = None,
-        call_order: Collection[str] | None = None,
-        quantise: str | None = None,
-        quantise_only: Select | None = None,
-        read_through: int | str | None = None,
-        device_reserve: int | str | None = None,
-        shard: tuple[int, int] | None = None,
-        rules: Mapping[str, int | None] | None = None,
-        on_stall: float | None = None,
-    ) -> dict[str, Any]:
-        if rules and shard is None:
-            raise ValueError("rules divide tensors among ranks: shard=(rank, world) is missing")
-        return {
-            "target": _target(device),
-            "budget": optional_size(budget),
-            "device_budget": optional_size(device_budget),
-            "window": _window(window),
-            "prefetch": prefetch,
-            "select": None if select is None else self._selected(select),
-            "order": order,
-            "io": io,
-            "readers": readers,
-            "dtype": None if dtype is None else float_name(dtype),
-            "passes": _passes(passes),
-            "keep": self._kept(keep),
-            "call_order": None if call_order is None else list(call_order),
-            "quantise": quantise,
-            "quantise_only": None if quantise_only is None else self._selected(quantise_only),
-            "read_through": optional_size(read_through),
-            "device_reserve": optional_size(device_reserve),
-            "shard": shard,
-            "cuts": self._cuts(rules or {}),
-            "stall_seconds": None if on_stall is None else float(on_stall),
-        }
-
-    def _kept(self, keep: Collection[str] | str | None) -> list[str] | None:
-        if keep == "outside":
-            return [layer.name for layer in self.layers if layer.stack is None]
-        if isinstance(keep, str):
-            raise ValueError(f"keep={keep!r}: expected names of layers, or 'outside'")
-        return None if keep is None else list(keep)
-
-    def _cuts(self, rules: Mapping[str, int | None]) -> dict[str, int | None]:
-        """The dimension for each name, from the first rule that matches it."""
-        patterns = [(re.compile(pattern), axis) for pattern, axis in rules.items()]
-        matches = ((name, axis) for name in self.keys() for pattern, axis in reversed(patterns) if pattern.search(name))
-        return dict(matches)
-
-    def _selected(self, select: Select) -> set[str]:
-        if isinstance(select, str):
-            pattern = re.compile(select)
-            return {name for name in self.keys() if pattern.search(name)}
-        if callable(select):
-            return {name for name in self.keys() if select(self.info(name))}
-        names = set(select)
-        for name in names:
-            if name not in self:
-                raise KeyError(name)
-        return names
 
     def __repr__(self) -> str:
         return f"<onelayer.Checkpoint {self._path!r}: {len(self)} tensors, {self.nbytes} bytes>"
@@ -286,11 +252,14 @@ def open(
     offline: bool | None = None,
     download: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
+    header_bytes_max: int | str | None = None,
+    allow_opaque_dtypes: bool = False,
 ) -> Checkpoint:
     """Opens a checkpoint: a file, a directory, an index, a pipeline, or ``org/name[@revision]``.
 
     A name is looked up in the local cache of the Hugging Face hub. With ``download=True`` the package
     ``huggingface_hub`` downloads it first, with ``token``, unless ``offline`` is true.
+    The last two options are those of ``Checkpoint``.
     """
     path = locate(
         source,
@@ -300,29 +269,4 @@ def open(
         download=download,
         cache_dir=cache_dir,
     )
-    return Checkpoint(path)
-
-
-def _target(device: object) -> str:
-    """The native name of a device."""
-    if isinstance(device, int) and not isinstance(device, bool):
-        return f"cuda:{device}"
-    name = str(device)
-    return {"cpu": "host", "cpu:0": "host", "cuda": "cuda:0"}.get(name, name)
-
-
-def _passes(passes: int | str | None) -> int | None:
-    """Zero stands for without end."""
-    if passes == "endless":
-        return 0
-    if passes is None or (isinstance(passes, int) and passes > 0):
-        return passes
-    raise ValueError(f"passes={passes!r}: expected a number of passes, or 'endless'")
-
-
-def _window(window: int | str | None) -> int | None:
-    if window == "all":
-        return 0
-    if window is None or (isinstance(window, int) and window > 0):
-        return window
-    raise ValueError(f"window={window!r}: expected a number of layers, or 'all'")
+    return Checkpoint(path, header_bytes_max=header_bytes_max, allow_opaque_dtypes=allow_opaque_dtypes)

@@ -5,94 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from . import _native
 from ._checkpoint import Checkpoint
 from ._checkpoint import open as open_checkpoint
+from ._fit import DeviceMap
+from ._options import stream_options_of
+from ._placed import PlacedModel, place
+from ._receipt import Holder, Receipt, receipt_of
 from ._sizes import human_size
 
 if TYPE_CHECKING:
-    from ._native import NativeModel, NativeReceipt, Plan, Report, Tensor
-
-
-@dataclass(frozen=True)
-class Holder:
-    """A tensor that was taken, and keeps the memory of its layer."""
-
-    layer: str
-    tensor: str
-    owners: int
-    """How many objects share it: exports to torch or numpy, and ``Tensor`` objects."""
-    used_by: tuple[str, ...] = ()
-    """Where it is referred to in Python, as far as is known."""
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """What came back. ``asked`` is the sum of the numbers after it, up to ``held``; ``str(receipt)`` says it."""
-
-    asked: int
-    """Bytes that were to be freed."""
-    returned: int
-    """Bytes that the system or the driver has confirmed to have back."""
-    kept_by_pool: int = 0
-    """Bytes that the device's pool keeps for the next layer."""
-    queued: int = 0
-    """Bytes that the device frees after work that is queued."""
-    reused: int = 0
-    """Bytes that a running stream uses for its next layers."""
-    lent: int = 0
-    """Bytes in memory that the caller provided."""
-    unconfirmed: int = 0
-    """Bytes given up without a confirmation."""
-    held: int = 0
-    """Bytes that somebody holds. They are freed with the last holder."""
-    parked: int = 0
-    """Bytes that were copied elsewhere first. No part of the sum."""
-    held_by: tuple[Holder, ...] = ()
-    """The tensors that are held."""
-
-    @property
-    def is_complete(self) -> bool:
-        """True if every byte that was asked for is back."""
-        return self.returned == self.asked
-
-    def __str__(self) -> str:
-        parts = [f"{human_size(self.asked)} asked, {human_size(self.returned)} returned"]
-        others = {
-            "kept by the device's pool": self.kept_by_pool,
-            "queued on the device to be freed": self.queued,
-            "reused by the stream": self.reused,
-            "in the caller's own memory": self.lent,
-            "given up without a confirmation": self.unconfirmed,
-        }
-        parts += [f"{human_size(size)} {words}" for words, size in others.items() if size]
-        if self.held:
-            named = [holder.tensor + _users(holder) for holder in self.held_by[:3]]
-            more = f" and {len(self.held_by) - 3} more" if len(self.held_by) > 3 else ""
-            parts.append(f"{human_size(self.held)} held by {', '.join(named) or 'an owner that is just leaving'}{more}")
-        return ", ".join(parts)
-
-
-def _users(holder: Holder) -> str:
-    return f" (in {', '.join(holder.used_by[:2])})" if holder.used_by else ""
-
-
-def _receipt(native: NativeReceipt) -> Receipt:
-    return Receipt(
-        asked=native.asked,
-        returned=native.returned,
-        kept_by_pool=native.kept_by_pool,
-        queued=native.queued,
-        reused=native.reused,
-        lent=native.lent,
-        unconfirmed=native.unconfirmed,
-        held=native.held,
-        parked=native.parked,
-        held_by=tuple(Holder(*parts) for parts in native.held_by),
-    )
+    from ._native import NativeModel, Plan, Report, Tensor
 
 
 class Model(Mapping[str, "Tensor"]):
@@ -156,7 +81,7 @@ class Model(Mapping[str, "Tensor"]):
 
         A part that is unloaded already gives an empty receipt, even if a tensor of it is still held.
         """
-        return _receipt(self._native.unload(part))
+        return receipt_of(self._native.unload(part))
 
     def park(self, part: str | None = None, *, folder: str | os.PathLike[str] | None = None) -> Receipt:
         """Copies a part out of its memory and frees that: to host memory, or to a nameless file in ``folder``.
@@ -165,7 +90,7 @@ class Model(Mapping[str, "Tensor"]):
         """
         if folder is None and str(self._options.get("device", "cpu")).startswith("cpu"):
             raise ValueError("folder: the model is in host memory already, so it is parked in a folder")
-        return _receipt(self._native.park(part, None if folder is None else os.fspath(folder)))
+        return receipt_of(self._native.park(part, None if folder is None else os.fspath(folder)))
 
     def restore(self, part: str | None = None) -> int:
         """Brings parked layers of a part back, bit for bit. Returns their memory in bytes."""
@@ -177,8 +102,8 @@ class Model(Mapping[str, "Tensor"]):
         This also loads a layer again that was unloaded. Both must have tensors of the same names, types and shapes.
         """
         checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
-        options = checkpoint._options(**self._options)
-        return _receipt(self._native.replace(layer, checkpoint._native, options))
+        options = stream_options_of(checkpoint, **self._options)
+        return receipt_of(self._native.replace(layer, checkpoint._native, options))
 
     @contextmanager
     def scope(self, part: str | None = None) -> Iterator[Model]:
@@ -203,11 +128,27 @@ class Model(Mapping[str, "Tensor"]):
         return f"<onelayer.Model: {len(self.layers)} layers, {human_size(self.resident_bytes)} resident>"
 
 
-def load(source: str | os.PathLike[str] | Checkpoint, **stream_options: Any) -> Model:
+@overload
+def load(
+    source: str | os.PathLike[str] | Checkpoint, *, device_map: DeviceMap, **stream_options: Any
+) -> PlacedModel: ...
+
+
+@overload
+def load(source: str | os.PathLike[str] | Checkpoint, *, device_map: None = None, **stream_options: Any) -> Model: ...
+
+
+def load(
+    source: str | os.PathLike[str] | Checkpoint, *, device_map: DeviceMap | None = None, **stream_options: Any
+) -> Model | PlacedModel:
     """Loads a whole checkpoint, within the host budget, and keeps it.
 
-    Options as for ``Checkpoint.stream``; ``window``, ``passes`` and ``order`` have no meaning here.
+    Options as for ``Checkpoint.stream``; ``window``, ``passes`` and ``order`` have no meaning here. With a
+    ``device_map``, as ``Checkpoint.device_map`` makes and accelerate takes it, each module goes where the
+    map says: a GPU, ``"cpu"`` or ``"disk"``; ``device`` then has no meaning.
     """
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
-    native = _native.NativeModel(checkpoint._native, checkpoint._options(**stream_options))
+    if device_map is not None:
+        return place(checkpoint, device_map, stream_options)
+    native = _native.NativeModel(checkpoint._native, stream_options_of(checkpoint, **stream_options))
     return Model(native, stream_options)

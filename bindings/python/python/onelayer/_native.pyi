@@ -1,7 +1,7 @@
 """The native module. The package exports a part of it."""
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import TracebackType
 from typing import Any, TypeVar, final, overload
 
@@ -15,12 +15,12 @@ __version__: str
 
 @final
 class NativeCheckpoint:
-    def __new__(cls, path: str) -> NativeCheckpoint: ...
+    def __new__(cls, path: str, opening: dict[str, Any]) -> NativeCheckpoint: ...
     def names(self) -> list[str]: ...
     def __len__(self) -> int: ...
     def __contains__(self, name: str, /) -> bool: ...
     def describe(self, name: str) -> tuple[str, list[int], int, os.PathLike[str]]: ...
-    def layers(self) -> list[tuple[str, str | None, int, list[str]]]: ...
+    def layers(self, rules: str | None) -> list[tuple[str, str | None, int, list[str]]]: ...
     @property
     def nbytes(self) -> int: ...
     def files(self) -> list[tuple[os.PathLike[str], list[tuple[str, str]]]]: ...
@@ -85,8 +85,6 @@ class NativeAllocation:
 @final
 class NativeReceipt:
     @property
-    def layers(self) -> int: ...
-    @property
     def asked(self) -> int: ...
     @property
     def returned(self) -> int: ...
@@ -126,6 +124,91 @@ class NativeModel:
     def report(self) -> Report: ...
     @property
     def plan(self) -> Plan: ...
+
+@final
+class NativePlacedModel:
+    def __new__(
+        cls,
+        checkpoint: NativeCheckpoint,
+        device_map: str,
+        config: tuple[str, bytes] | None,
+        options: dict[str, Any],
+    ) -> NativePlacedModel: ...
+    @property
+    def on_disk(self) -> list[str]: ...
+    def layers(self) -> list[tuple[str, int | str, int]]: ...
+    def names(self) -> list[str]: ...
+    def tensor(self, name: str) -> Tensor | None: ...
+    def unload(self, name: str | None) -> NativeReceipt: ...
+    def holders(self) -> list[tuple[str, str, int]]: ...
+    @property
+    def resident_bytes(self) -> int: ...
+    @property
+    def reports(self) -> list[tuple[int | str, Report]]: ...
+
+def decode_rows(
+    form: str, to: str, columns: int, values: tuple[int, int], scales: tuple[int, int], target: tuple[int, int]
+) -> None: ...
+def fit(checkpoint: NativeCheckpoint, options: dict[str, Any]) -> dict[str, Any]: ...
+def convert(
+    source: str, target: str, options: dict[str, Any], finish: bool, progress: Callable[[int, int], object] | None
+) -> dict[str, Any]: ...
+def verify(
+    directory: str, against: str | None, options: dict[str, Any], progress: Callable[[int, int], object] | None
+) -> dict[str, Any]: ...
+
+@final
+class LayerTimes:
+    """The times of one layer in one pass, in seconds. Moments are counted from the start of the load."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def index(self) -> int:
+        """Its place in the order of the stream, from 0."""
+    @property
+    def pass_number(self) -> int:
+        """The pass, from 0."""
+    @property
+    def is_kept(self) -> bool:
+        """True if it stays from the first pass to the last."""
+    @property
+    def reading_seconds(self) -> float:
+        """Time that all readers together spent reading it."""
+    @property
+    def filling_seconds(self) -> float:
+        """Time that all threads together spent casting, gathering, or copying it on the host."""
+    @property
+    def linking_seconds(self) -> float:
+        """Time until its bytes were known to be on the device."""
+    @property
+    def waits(self) -> dict[str, float]:
+        """Waits since the layer before it was handed out, by cause: disk, fill, link, engine."""
+    @property
+    def opened_seconds(self) -> float:
+        """When it could first be read."""
+    @property
+    def handed_out_seconds(self) -> float:
+        """When it could be taken."""
+    @property
+    def released_seconds(self) -> float | None:
+        """When its memory was free again. ``None`` for a kept layer, and if the stream ended before."""
+
+@final
+class PassTimes:
+    """The times of one pass."""
+
+    @property
+    def pass_number(self) -> int:
+        """The pass, from 0."""
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def waits(self) -> dict[str, float]:
+        """Waits in seconds, by cause: disk, fill, link, engine."""
+    @property
+    def read_bytes(self) -> int:
+        """Bytes read meanwhile, including layers of the next pass that were read ahead."""
 
 def locate_in_cache(name: str, root: str | None, variables: list[str | None]) -> os.PathLike[str] | None: ...
 
@@ -241,6 +324,8 @@ class Tensor:
     def __dlpack_device__(self) -> tuple[int, int]: ...
     def view_bytes(self) -> Tensor:
         """The same memory as a one-dimensional byte tensor, for types unknown to a consumer. CPU only."""
+    def hash(self) -> str:
+        """BLAKE3 of its bytes as delivered, as 64 hexadecimal digits. With ``device="none"``: stream with ``hash=True``."""
     def tobytes(self) -> bytes:
         """A copy of its bytes, little-endian and row-major."""
     def numpy(self) -> numpy.ndarray[Any, Any]:

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ._checkpoint import Checkpoint, Select, TensorInfo
+from ._checkpoint import Checkpoint, TensorInfo
 from ._frameworks import to_torch, torch_dtype, torch_shape
+from ._options import Select, selected_names
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +40,7 @@ def owners(checkpoint: Checkpoint, world: int, select: Select | None = None) -> 
     """
     if world < 1:
         raise ValueError(f"world={world}: expected at least one rank")
-    names = set(checkpoint.keys()) if select is None else checkpoint._selected(select)
+    names = set(checkpoint.keys()) if select is None else selected_names(checkpoint, select)
     return dict(checkpoint._native.owners(world, names))
 
 

@@ -162,23 +162,24 @@ impl PlacedLoader {
     /// As [`Self::open`], before the first byte is read; or the error that ended the load, with its
     /// tier. Nothing stays resident.
     pub fn load(&self) -> Result<PlacedModel, PlacedError> {
-        self.load_observed(|_, _| {})
+        self.load_while(|_, _| true)
     }
 
-    /// Loads as [`Self::load`]; `observe` sees each layer as it becomes resident.
+    /// Loads as [`Self::load`], for as long as `go_on` returns true. It sees each layer as it
+    /// becomes resident.
     ///
     /// # Errors
-    /// As [`Self::load`].
-    pub fn load_observed(
+    /// As [`Self::load`], and [`LoadError::Cancelled`] of a tier once `go_on` has returned false.
+    pub fn load_while(
         &self,
-        mut observe: impl FnMut(Tier, &LoadedLayer),
+        mut go_on: impl FnMut(Tier, &LoadedLayer) -> bool,
     ) -> Result<PlacedModel, PlacedError> {
         let loaders = self.open()?;
         let disk = self.on_disk();
         let reader = (disk.tensors > 0).then(|| TensorReader::open(&self.checkpoint)).transpose()?;
         let mut models = Vec::with_capacity(loaders.len());
         for TierLoader { tier, loader } in loaders {
-            let model = loader.load_observed(&self.checkpoint, |layer| observe(tier, layer));
+            let model = loader.load_while(&self.checkpoint, |layer| go_on(tier, layer));
             models.push((tier, model.map_err(|error| failed(tier, error))?));
         }
         Ok(PlacedModel::new(self, models, disk, reader))

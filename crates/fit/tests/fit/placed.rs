@@ -352,7 +352,8 @@ fn the_peak_is_the_budget_and_what_stays_on_the_host() {
         println!("budget {budget_mib} MiB: peak +{} KiB, resident {} KiB", peak >> 10, resident >> 10);
         assert!((120 * MIB..=128 * MIB).contains(&resident), "five layers and the head: {resident}");
         assert!(peak <= budget_mib * MIB + 16 * MIB + resident, "peak growth {peak}, resident {resident}");
-        assert!(peak >= resident, "what stays must show: {peak}");
+        // Where pages are small, the unused end of an arena is not touched.
+        assert!(peak >= resident - resident / 16, "what stays must show: {peak}");
         assert!(stayed <= 4 * MIB, "{stayed} bytes stayed");
     }
 }
@@ -439,7 +440,12 @@ mod on_gpus {
         assert!(plan.budgeted_bytes() <= 6 * MIB);
         for _ in 0..3 {
             let mut seen = Vec::new();
-            let mut model = loader.load_observed(|tier, _| seen.push(tier)).unwrap();
+            let mut model = loader
+                .load_while(|tier, _| {
+                    seen.push(tier);
+                    true
+                })
+                .unwrap();
             seen.dedup();
             assert_eq!(seen, order, "one after the other");
             case.check(&model);
@@ -484,7 +490,7 @@ mod on_gpus {
         };
         let devices = devices();
         let before = free_bytes(&devices);
-        let error = loader.load_observed(|tier, _| panic!("{tier} has got a layer")).unwrap_err();
+        let error = loader.load_while(|tier, _| panic!("{tier} has got a layer")).unwrap_err();
         let PlacedError::DeviceTooSmall { device: 1, free_bytes: free, needed_bytes, .. } = error else {
             panic!("{error}")
         };
@@ -521,11 +527,12 @@ mod on_gpus {
         let tensor = case.checkpoint.find("model.norm.weight").unwrap();
         let shard = case.checkpoint.shard(tensor.shard).path.clone();
         let mut is_cut = false;
-        let error = loader.load_observed(|tier, layer| {
+        let error = loader.load_while(|tier, layer| {
             if !is_cut && tier == Tier::Device(0) && layer.tensor("lm_head.weight").is_some() {
                 is_cut = true;
                 std::fs::OpenOptions::new().write(true).open(&shard).unwrap().set_len(100).unwrap();
             }
+            true
         });
         let error = error.unwrap_err();
         let PlacedError::Load { tier, source } = error else { panic!("{error}") };

@@ -19,7 +19,10 @@ const PACKAGES: [(&str, &[&str]); 13] = [
     ("bindings/dlpack", &["onelayer"]),
     ("bindings/c", &["onelayer", "onelayer-dlpack"]),
     ("bindings/candle", &["onelayer"]),
-    ("bindings/python", &["onelayer", "onelayer-dlpack", "onelayer-probe"]),
+    (
+        "bindings/python",
+        &["onelayer", "onelayer-dlpack", "onelayer-fit", "onelayer-probe", "onelayer-system"],
+    ),
     (
         "crates/loadcheck",
         &["onelayer", "onelayer-fit", "onelayer-probe", "onelayer-synth", "onelayer-system"],

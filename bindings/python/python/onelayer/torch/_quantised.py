@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
+from .. import _native
 from .._checkpoint import Checkpoint, TensorInfo
-from .._frameworks import torch_dtype
+from .._frameworks import float_name, torch_dtype
 from ._names import Slot
 
 SCALE_SUFFIX = "_scale"
@@ -49,6 +50,12 @@ class QuantisedWeight:
     def decode(self, values: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
         """Writes the decoded weight to ``out``: value x scale in single precision, rounded to the type of ``out``."""
         columns = self.shape[-1]
+        form = "fp8" if values.dtype == torch.float8_e4m3fn else "int8"
+        form = form if self.group is None else f"int4-g{self.group}"
+        tensors = (values, scales, out)
+        if all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in tensors):
+            _native.decode_rows(form, float_name(out.dtype), columns, *map(_bytes, tensors))
+            return
         out, values = out.view(-1, columns), values.reshape(-1, values.shape[-1])
         scales = scales.reshape(-1, scales.shape[-1])
         step = max(1, _PIECE_ELEMENTS // columns)
@@ -68,6 +75,11 @@ class QuantisedWeight:
             return scales
         wide = scales.to(torch.float32).repeat_interleave(self.group, dim=-1)
         return wide[:, : self.shape[-1]]
+
+
+def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
+    """Address and length of a contiguous tensor."""
+    return tensor.data_ptr(), tensor.nbytes
 
 
 def find_quantised(

@@ -15,7 +15,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .. import _native
-from .._model import Holder, Receipt
+from .._receipt import Holder, Receipt
 
 _USERS_MAX = 5
 # Memory that comes and goes meanwhile.
@@ -57,12 +57,13 @@ def unload(module: nn.Module) -> Receipt:
     tensor = storage = None
     gc.collect()
     held = {data for data, (weak, _, _) in storages.items() if not weak.expired()}
-    holders = tuple(_holders(held, names))
+    # A list first: a tuple must not be seen while it is made, and the search sees every object.
+    holders = list(_holders(held, names))
     receipt = Receipt(asked=0, returned=0)
     for device, taken in before.items():
         here = {data: size for data, (_, size, where) in storages.items() if where == device}
         receipt = _add(receipt, _of_device(device, taken, here, held))
-    return replace(receipt, held_by=holders)
+    return replace(receipt, held_by=tuple(holders))
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
