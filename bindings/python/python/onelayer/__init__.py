@@ -18,11 +18,13 @@ from ._errors import BudgetError, CancelledError, CheckpointError, DeviceError, 
 from ._fit import Fit, LayerPlace, TierUse
 from ._lazy import LazyTensor, StateDict
 from ._leak import LeakReport, leak
+from ._magic import load_ipython_extension
 from ._measure import measure
 from ._model import Model, load
 from ._native import Layer, LayerStream, LayerTimes, PassTimes, Plan, Report, Tensor, __version__
 from ._options import Split
 from ._placed import PlacedModel
+from ._progress import progress
 from ._receipt import Holder, Receipt
 from ._sizes import parse_size
 
@@ -73,8 +75,10 @@ __all__ = [
     "leak",
     "live",
     "load",
+    "load_ipython_extension",
     "measure",
     "open",
     "parse_size",
+    "progress",
     "verify",
 ]

@@ -14,6 +14,7 @@ from ._checkpoint import open as open_checkpoint
 from ._frameworks import float_name
 from ._options import LayerMap, Select, layer_map_text, matches, selected_names
 from ._options import opening as open_options
+from ._progress import Bar
 from ._sizes import human_size, optional_size
 from ._sources import locate
 
@@ -243,8 +244,6 @@ def _told(progress: Progress, label: str) -> Iterator[Callable[[int, int], objec
     if not progress:
         yield None
         return
-    from ._progress import Bar
-
     bars: list[Bar] = []
 
     def tell(done: int, total: int) -> None:
