@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from test_pipelines import stable_diffusion
 
 import onelayer
 import onelayer.torch
@@ -17,6 +18,8 @@ import onelayer.torch
 PAGE = Path(__file__).parents[3] / "docs" / "python.md"
 SECTIONS = (
     "A model that does not fit",
+    "transformers in one line",
+    "diffusers in one line",
     "Load, and give back",
     "Free a module, and learn who holds it",
     "Measure, and find leaks",
@@ -42,6 +45,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for folder in ("gemma-2b", "llama"):
         model.save_pretrained(folder)
         transformers.GenerationConfig(pad_token_id=0).save_pretrained(folder)
+    stable_diffusion(tmp_path / "stable-diffusion")
     pipeline = SimpleNamespace(text_encoder=torch.nn.Linear(8, 8))
     return {
         "checkpoint": onelayer.open("llama"),

@@ -428,7 +428,7 @@ def test_modules_that_list_their_weights_let_go(tmp_path: Path) -> None:
 
 def test_who_keeps_a_weight_is_told(stack: tuple[Stack, Stack, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     plain, model, path = stack
-    monkeypatch.setattr("onelayer.torch._forward._STALL_SECONDS", 0.3)
+    monkeypatch.setattr("onelayer.torch._sequence._STALL_SECONDS", 0.3)
     kept: list[torch.Tensor] = []
     with torch.no_grad(), streamed(model, path):
         hook = model.layers[0].register_forward_hook(lambda module, *_: kept.append(module.up.weight))

@@ -117,3 +117,10 @@ def test_thirty_cycles_of_real_architectures_hold_nothing(tmp_path: Path) -> Non
         report = onelayer.leak(cycle, cycles=30)
         assert report.verdict == "flat", f"{name}: {report}"
         gc.collect()
+
+
+def test_many_held_tensors_are_named() -> None:
+    module = nn.ModuleList(nn.Linear(8, 8) for _ in range(30))
+    held = list(module.parameters())
+    receipt = onelayer.torch.unload(module)
+    assert len(receipt.held_by) == len(held) == 60

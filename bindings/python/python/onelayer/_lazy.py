@@ -3,12 +3,16 @@ to a device."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
-from ._errors import BudgetError
+from ._errors import BudgetError, CheckpointError
 from ._frameworks import to_numpy, to_torch, torch_dtype, torch_shape
 from ._slices import Ranges, is_whole, plan_index
 
@@ -28,16 +32,44 @@ _PIECE_BYTES_MIN = 1 << 20
 _PIECE_BYTES_MAX = 32 << 20
 
 
-class TensorReader(Protocol):
-    """Reads tensors, whole or in part."""
+@dataclass(frozen=True)
+class Origin:
+    """What another process needs to make the same reader, and to know that the files are the same."""
 
+    path: str
+    opening: tuple[tuple[str, Any], ...]
+    framework: str
+    device: str
+    mode: str
+    budget: int | None
+    files: tuple[tuple[str, int, int], ...]
+    """Path, size in bytes and time of the last change in nanoseconds of each file, when it was opened."""
+
+
+class TensorReader(ABC):
+    """Reads tensors, whole or in part. A copy is the same reader; a pickled one opens its files again."""
+
+    origin: Origin
+    checkpoint: Checkpoint
+
+    @abstractmethod
     def whole(self, name: str) -> Any: ...
 
+    @abstractmethod
     def part(self, name: str, ranges: Ranges) -> Any: ...
 
     def expect_all(self) -> None:
         """Announces that every tensor will be read soon. Does nothing by default."""
         return
+
+    def __copy__(self) -> TensorReader:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TensorReader:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _opened_again, (self.origin, _described(self.checkpoint))
 
 
 class OwnedReader(TensorReader):
@@ -174,15 +206,60 @@ class LazyTensor:
         )
         return found if rest is None else found[rest]
 
+    # For `torch.nn.Module.load_state_dict`: without `assign`, each tensor is read, copied and dropped.
+    is_meta = False
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        read = {name: _read(value) for name, value in (kwargs or {}).items()}
+        return function(*map(_read, args), **read)
+
+    def size(self) -> tuple[int, ...]:
+        return self._shape
+
+    def detach(self) -> Any:
+        """Refuses: this is how torch begins to make a parameter of something."""
+        raise TypeError(
+            f"{self._name!r} is a lazy tensor, which cannot become a parameter: "
+            "pass tensors, as in module.load_state_dict(weights.read(), assign=True)"
+        )
+
+    def __copy__(self) -> LazyTensor:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LazyTensor:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LazyTensor, (self._reader, self._name, self._dtype, self._shape)
+
     def __repr__(self) -> str:
         return f"<onelayer.LazyTensor {self._name!r}: {self._dtype} {list(self._shape)}>"
 
 
+def _read(value: Any) -> Any:
+    return value[...] if isinstance(value, LazyTensor) else value
+
+
 class StateDict(Mapping[str, LazyTensor]):
-    """All tensors by name, read lazily. Threads may read at the same time."""
+    """All tensors by name, read lazily. Threads may read at the same time.
+
+    A copy shares the open files. A pickled one opens them again where it is loaded, by their absolute
+    path, with the same options. It raises ``CheckpointError`` if they are not the same files, unchanged.
+    """
 
     def __init__(self, tensors: dict[str, LazyTensor]) -> None:
         self._tensors = tensors
+
+    def read(self, names: Collection[str] | None = None) -> dict[str, Any]:
+        """Reads tensors, all or those of ``names``. For ``module.load_state_dict(weights.read(), assign=True)``."""
+        return {name: self._tensors[name][...] for name in (self._tensors if names is None else names)}
 
     def __getitem__(self, name: str) -> LazyTensor:
         return self._tensors[name]
@@ -197,6 +274,9 @@ class StateDict(Mapping[str, LazyTensor]):
         """A plain dictionary of the same tensors."""
         return dict(self._tensors)
 
+    def __repr__(self) -> str:
+        return f"<onelayer.StateDict: {len(self)} tensors>"
+
 
 def converter(framework: str) -> Callable[[Any], Any]:
     """The function that converts our tensors to a framework."""
@@ -210,6 +290,21 @@ def reader_for(
     checkpoint: Checkpoint, *, framework: str, device: object, mode: str, budget: int | None
 ) -> TensorReader:
     """The reader for these options."""
+    reader = _reader(checkpoint, framework, device, mode, budget)
+    reader.checkpoint = checkpoint
+    reader.origin = Origin(
+        path=os.path.abspath(checkpoint.path),
+        opening=tuple(checkpoint._opening.items()),
+        framework=framework,
+        device=str(device),
+        mode=mode,
+        budget=budget,
+        files=_identity(checkpoint),
+    )
+    return reader
+
+
+def _reader(checkpoint: Checkpoint, framework: str, device: object, mode: str, budget: int | None) -> TensorReader:
     native = checkpoint._native
     convert = converter(framework)
     if mode not in ("owned", "mapped"):
@@ -228,6 +323,41 @@ def reader_for(
 
     target = torch.device("cuda", device) if isinstance(device, int) else torch.device(str(device))
     return DeviceReader(native, target, piece_bytes)
+
+
+def _opened_again(origin: Origin, described: str) -> TensorReader:
+    """The reader of another process, here."""
+    from ._checkpoint import Checkpoint
+
+    checkpoint = Checkpoint(origin.path, **dict(origin.opening))
+    if _identity(checkpoint) != origin.files or _described(checkpoint) != described:
+        raise CheckpointError(
+            f"{origin.path}: the checkpoint is not the one that was pickled: its files were changed or replaced. "
+            "Open it again with onelayer.open",
+            path=origin.path,
+        )
+    return reader_for(
+        checkpoint, framework=origin.framework, device=_device(origin.device), mode=origin.mode, budget=origin.budget
+    )
+
+
+def _device(name: str) -> object:
+    """An index was a number."""
+    return int(name) if name.isdecimal() else name
+
+
+def _identity(checkpoint: Checkpoint) -> tuple[tuple[str, int, int], ...]:
+    stats = [(os.path.abspath(path), os.stat(path)) for path in checkpoint.files]
+    return tuple((path, found.st_size, found.st_mtime_ns) for path, found in stats)
+
+
+def _described(checkpoint: Checkpoint) -> str:
+    """A hash of the names, types and shapes of all tensors."""
+    found = hashlib.sha256()
+    for name in checkpoint.keys():
+        dtype, shape, _, _ = checkpoint._native.describe(name)
+        found.update(f"{name}\0{dtype}\0{shape}\n".encode())
+    return found.hexdigest()
 
 
 def _piece_bytes(metadata_bytes: int, budget: int | None, on_host: bool) -> int:

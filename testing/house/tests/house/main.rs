@@ -3,6 +3,7 @@
 
 mod api;
 mod order;
+mod shared_build;
 mod sizes;
 mod unsafe_code;
 mod widths;

@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -28,13 +27,13 @@ from torch import nn
 
 from .._checkpoint import Checkpoint
 from .._checkpoint import open as open_checkpoint
-from .._errors import StalledError
 from .._frameworks import float_name, torch_dtype
-from .._native import Layer, LayerStream, Report
+from .._native import Layer
 from .._sizes import human_size, optional_size, parse_size
 from ._names import Names, Slot, match
 from ._plan import ForwardPlan, Keep, make_plan
 from ._quantised import DecodedLayer, QuantisedWeight, find_quantised
+from ._sequence import LayerSequence, Totals
 
 # Waits below this share of the time are not the limit.
 _BOUND_MIN = 0.1
@@ -168,8 +167,6 @@ class ForwardReport:
         )
 
 
-# A weight that somebody keeps holds its layer: this long, until the stream says so.
-_STALL_SECONDS = 10
 # Modules inside a `with` block.
 _STREAMED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -187,7 +184,8 @@ class StreamedForward:
         device: torch.device,
         options: Mapping[str, Any],
     ) -> None:
-        self.model = model
+        self._model_reference = weakref.ref(model)
+        self._model: nn.Module | None = model
         self.plan = plan
         self._checkpoint = checkpoint
         self._names = names
@@ -196,12 +194,32 @@ class StreamedForward:
         self._options = dict(options, device=device, budget=plan.budget or None)
         self._hooks: list[Any] = []
         self._layers: list[_LayerHooks] = []
-        self._stream: _LayerSequence | None = None
+        self._stream: LayerSequence | None = None
         self._restored: list[tuple[Slot, torch.Tensor]] = []
         self._clock = _Clock(self._take_out)
         self._is_open = False
+        self._is_for_model = False
+        self._finalizer: weakref.finalize[..., nn.Module] | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        """The module."""
+        model = self._model_reference()
+        if model is None:
+            raise RuntimeError("the module is gone, and its stream with it: keep a reference to the module")
+        return model
+
+    def open_for_model(self) -> None:
+        """Opens the handle until the module is dropped. ``close`` and a ``with`` block end it sooner."""
+        # The module refers to the handle: without a way back it is freed with its last user.
+        self._model = None
+        self.__enter__()
+        self._is_for_model = True
+        self._finalizer = weakref.finalize(self.model, _close_with_model, weakref.ref(self))
 
     def __enter__(self) -> StreamedForward:
+        if self._is_open and self._is_for_model:
+            return self
         if self.model in _STREAMED:
             raise RuntimeError("the module is streamed already: one `with` at a time")
         _STREAMED.add(self.model)
@@ -224,6 +242,8 @@ class StreamedForward:
         if not self._is_open:
             return
         try:
+            if self._finalizer is not None:
+                self._finalizer.detach()
             for hook in self._hooks:
                 hook.remove()
             self._take_out()
@@ -234,7 +254,9 @@ class StreamedForward:
                 slot.put(tensor)
             self._hooks, self._layers, self._restored = [], [], []
             self._is_open = False
-            _STREAMED.discard(self.model)
+            model = self._model_reference()
+            if model is not None:
+                _STREAMED.discard(model)
 
     def _take_out(self) -> None:
         """Empties layers that are filled, as an interrupt leaves them."""
@@ -246,7 +268,7 @@ class StreamedForward:
         """What forwards took so far."""
         clock = self._clock
         stream = self._stream
-        totals = _Totals({}, 0) if stream is None else stream.totals()
+        totals = Totals({}, 0) if stream is None else stream.totals()
         waits = {cause: totals.waits.get(cause, 0.0) for cause in ("disk", "fill", "link")}
         waited = 0.0 if stream is None else stream.waited_seconds
         bound = "compute"
@@ -267,7 +289,13 @@ class StreamedForward:
         )
 
     def __repr__(self) -> str:
-        return f"<onelayer.torch.StreamedForward of {type(self.model).__name__}: {self.plan}>"
+        return f"<onelayer.torch.StreamedForward of {type(self._model_reference()).__name__}: {self.plan}>"
+
+    def __deepcopy__(self, memo: object) -> StreamedForward:
+        raise TypeError("a streamed module cannot be copied: build and stream another one")
+
+    def __reduce__(self) -> str:
+        raise TypeError("a streamed module cannot be pickled: send its folder, and stream it there")
 
     def _fill(self) -> None:
         """Brings what stays, and hooks the layers that come just in time."""
@@ -319,7 +347,7 @@ class StreamedForward:
     def _hook(self, stored: Mapping[str, torch.Tensor]) -> None:
         decoder = DecodedLayer(self._device)
         if self.plan.streamed:
-            self._stream = stream = _LayerSequence(self._checkpoint, self.plan, self._options)
+            self._stream = stream = LayerSequence(self._checkpoint, self.plan, self._options)
             for name in self.plan.streamed:
                 self._hook_layer(name, self.plan.keys[name], _Streamed(name, stream), decoder)
         for name in self.plan.kept:
@@ -345,6 +373,12 @@ class StreamedForward:
             before, after = torch.compiler.disable(before), torch.compiler.disable(after)
         self._hooks.append(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
         self._hooks.append(module.register_forward_hook(after, always_call=True))
+
+
+def _close_with_model(reference: weakref.ref[StreamedForward]) -> None:
+    handle = reference()
+    if handle is not None:
+        handle.close()
 
 
 class _Clock:
@@ -374,115 +408,10 @@ class _Clock:
             self._began = None
 
 
-@dataclass(frozen=True)
-class _Totals:
-    """What streams have counted."""
-
-    waits: Mapping[str, float]
-    read_bytes: int
-
-    def plus(self, report: Report) -> _Totals:
-        waits = {cause: self.waits.get(cause, 0.0) + seconds for cause, seconds in report.waits.items()}
-        return _Totals(waits, self.read_bytes + report.read_bytes)
-
-
-class _LayerSequence:
-    """The streamed layers, again and again, in the order in which they are called.
-
-    Files do not say in which order layers run. The stream begins with the order of the checkpoint. When
-    another layer than the next one is called, it begins again with those that were called since the last
-    call of this one: the decoder without its encoder, for example.
-    """
-
-    def __init__(self, checkpoint: Checkpoint, plan: ForwardPlan, options: Mapping[str, Any]) -> None:
-        self._checkpoint = checkpoint
-        self._plan = plan
-        self._options = options
-        self._order = list(plan.streamed)
-        self._position = 0
-        self._called: deque[str] = deque(maxlen=4 * len(plan.streamed))
-        self._before = _Totals({}, 0)
-        self._one_at_a_time = threading.Lock()
-        self.restarts = 0
-        self.waited_seconds = 0.0
-        self._stream: LayerStream | None = self._start()
-
-    def _start(self) -> LayerStream:
-        window = min(self._plan.window, len(self._order))
-        return self._checkpoint.stream(
-            select=[key for name in self._order for key in self._plan.keys[name]],
-            window=window,
-            prefetch=window,
-            passes="endless",
-            call_order=self._order,
-            on_stall=_STALL_SECONDS,
-            **self._options,
-        )
-
-    def take(self, name: str) -> Layer:
-        """The layer that is called now."""
-        if not self._one_at_a_time.acquire(blocking=False):
-            raise RuntimeError(f"layer {name!r} is called by two threads: weights are there for one forward at a time")
-        try:
-            return self._take(name)
-        finally:
-            self._one_at_a_time.release()
-
-    def _take(self, name: str) -> Layer:
-        if self._stream is None or self._order[self._position] != name:
-            self._restart_at(name)
-        assert self._stream is not None
-        began = time.perf_counter()
-        try:
-            layer = next(self._stream, None)
-        except StalledError as error:
-            self.close()
-            raise StalledError(
-                f"layer {name!r} has no room: weights of {', '.join(error.held)} are still referred to after their layer "
-                "returned, by a view, a hook or autograd, or the layers call each other. Keep these layers (keep=...), "
-                "or make the window larger",
-                held=error.held,
-            ) from error
-        except BaseException:
-            # A stream that failed or was interrupted has ended. The next call begins a new one.
-            self.close()
-            raise
-        self.waited_seconds += time.perf_counter() - began
-        if layer is None or layer.name != name:
-            self.close()
-            raise RuntimeError(f"layer {name!r} is called, and the stream has {layer!r}")
-        self._position = (self._position + 1) % len(self._order)
-        self._called.append(name)
-        return layer
-
-    def _restart_at(self, name: str) -> None:
-        if self._stream is not None:
-            self.restarts += 1
-        self.close()
-        if name in self._called:
-            called = list(self._called)
-            since = len(called) - 1 - called[::-1].index(name)
-            self._order = list(dict.fromkeys(called[since:]))
-        else:
-            at = self._plan.streamed.index(name)
-            self._order = [*self._plan.streamed[at:], *self._plan.streamed[:at]]
-        self._position = 0
-        self._stream = self._start()
-
-    def totals(self) -> _Totals:
-        return self._before if self._stream is None else self._before.plus(self._stream.report)
-
-    def close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-            self._before = self.totals()
-            self._stream = None
-
-
 class _Streamed:
     """Where the weights of a streamed layer come from."""
 
-    def __init__(self, name: str, stream: _LayerSequence) -> None:
+    def __init__(self, name: str, stream: LayerSequence) -> None:
         self._name = name
         self._stream = stream
         self._layer: Layer | None = None

@@ -1,0 +1,7 @@
+"""Any types: onelayer is checked without this package, whichever release of it is installed."""
+
+from typing import Any
+
+from . import nn as nn
+
+def __getattr__(name: str) -> Any: ...
