@@ -28,7 +28,7 @@ from ._progress import progress
 from ._receipt import Holder, Receipt
 from ._sizes import parse_size
 
-_Mapping.register(Layer)
+_Mapping.register(Layer)  # type: ignore[attr-defined, unused-ignore]  # pyright: ignore
 
 
 def __getattr__(name: str) -> object:

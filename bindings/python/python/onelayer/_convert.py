@@ -19,7 +19,7 @@ from ._sizes import human_size, optional_size
 from ._sources import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
 Progress = bool | Callable[[int, int], object]
 """True for a bar where tqdm is installed, or a function of the bytes done and of all bytes."""
@@ -236,7 +236,7 @@ def _verified(parts: dict[str, Any]) -> VerifyReport:
 
 
 @contextmanager
-def _told(progress: Progress, label: str) -> Iterator[Callable[[int, int], object] | None]:
+def _told(progress: Progress, label: str) -> Generator[Callable[[int, int], object] | None, None, None]:
     """The function that is told of the progress."""
     if not isinstance(progress, bool):
         yield progress

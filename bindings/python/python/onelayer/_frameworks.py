@@ -83,7 +83,9 @@ def to_numpy(tensor: Tensor) -> numpy.ndarray[Any, Any]:
     if tensor.dtype in _NUMPY:
         return numpy.from_dlpack(tensor)
     dtype = numpy_dtype(tensor.dtype)
-    return numpy.from_dlpack(tensor.view_bytes()).view(dtype).reshape(tensor.shape)
+    plain: Any = numpy.from_dlpack(tensor.view_bytes())
+    found: numpy.ndarray[Any, Any] = plain.view(dtype).reshape(tensor.shape)
+    return found
 
 
 def to_torch(tensor: Tensor) -> torch.Tensor:

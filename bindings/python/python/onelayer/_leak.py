@@ -61,7 +61,7 @@ def leak(
     if warmup < 0:
         raise ValueError(f"warmup={warmup}: expected a number of calls")
     most = parse_size(limit)
-    points = []
+    points: list[int] = []
     for number in range(warmup + cycles):
         function()
         gc.collect()

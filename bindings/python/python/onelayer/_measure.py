@@ -142,7 +142,8 @@ def _curve(timeline: Sequence[dict[str, float | None]]) -> str:
     if not known or not most:
         return ""
     duration = known[-1][0] or 1e-9
-    lines, labels = [], []
+    lines: list[str] = []
+    labels: list[str] = []
     for number, (kind, (name, colour)) in enumerate(kinds.items()):
         points = " ".join(
             f"{_LEFT + (_WIDTH - _LEFT) * at / duration:.1f},{_HEIGHT - (_HEIGHT - 20) * (row[kind] or 0) / most:.1f}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, overload
 
@@ -35,7 +35,7 @@ class Model(Mapping[str, "Tensor"]):
 
     # Models are compared by identity: a mapping would compare every tensor.
     __eq__ = object.__eq__
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]  (mappings have none)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._native.tensor(name)
@@ -106,7 +106,7 @@ class Model(Mapping[str, "Tensor"]):
         return receipt_of(self._native.replace(layer, checkpoint._native, options))
 
     @contextmanager
-    def scope(self, part: str | None = None) -> Iterator[Model]:
+    def scope(self, part: str | None = None) -> Generator[Model, None, None]:
         """A ``with`` block for a part: restored if it was parked, and unloaded at the end in any case."""
         try:
             self.restore(part)

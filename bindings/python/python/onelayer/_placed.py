@@ -30,7 +30,7 @@ class PlacedModel(Mapping[str, "Tensor | LazyTensor"]):
 
     # Models are compared by identity: a mapping would compare every tensor.
     __eq__ = object.__eq__
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]  (mappings have none)
 
     def __getitem__(self, name: str) -> Tensor | LazyTensor:
         found = self._native.tensor(name)

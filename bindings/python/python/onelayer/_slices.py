@@ -15,7 +15,7 @@ def plan_index(index: Any, shape: Sequence[int]) -> tuple[Ranges, tuple[Any, ...
     Accepts integers, slices with a positive step, and an ellipsis, alone or in a tuple. Raises
     ``IndexError`` for an index out of range and ``TypeError`` for anything else.
     """
-    items = list(index) if isinstance(index, tuple) else [index]
+    items: list[Any] = list(index) if _is(index, tuple) else [index]
     if sum(item is Ellipsis for item in items) > 1:
         raise IndexError("an index has at most one ellipsis")
     if Ellipsis in [item if item is Ellipsis else None for item in items]:
@@ -28,7 +28,7 @@ def plan_index(index: Any, shape: Sequence[int]) -> tuple[Ranges, tuple[Any, ...
     ranges: Ranges = []
     rest: list[Any] = []
     for dimension, (item, length) in enumerate(zip(items, shape, strict=True)):
-        if isinstance(item, slice):
+        if _is(item, slice):
             start, stop, step = item.indices(length)
             if step < 1:
                 raise ValueError(f"dimension {dimension}: a slice needs a positive step, not {step}")
@@ -37,8 +37,13 @@ def plan_index(index: Any, shape: Sequence[int]) -> tuple[Ranges, tuple[Any, ...
         else:
             ranges.append(_position(item, dimension, length))
             rest.append(0)
-    plain = all(isinstance(item, slice) and item.step == 1 for item in rest)
+    plain = all(item == slice(None, None, 1) for item in rest)
     return ranges, None if plain else tuple(rest)
+
+
+def _is(value: Any, kind: type[Any]) -> bool:
+    """``isinstance``, after which the value still has any type."""
+    return isinstance(value, kind)
 
 
 def _position(item: Any, dimension: int, length: int) -> tuple[int, int]:

@@ -12,10 +12,10 @@ import importlib
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import diffusers
 import torch
@@ -102,7 +102,8 @@ def from_pretrained(
     folder = Path(locate(source, revision=revision, token=token, download=download, cache_dir=cache_dir))
     target = torch.device("cpu" if device is None else device)
     options = {"device": target, "window": window, "budget": budget, "io": io}
-    parts, modules = {}, {}
+    parts: dict[str, Part] = {}
+    modules: dict[str, Any] = {}
     for name, found in _module_classes(folder, keywords):
         checkpoint = open_checkpoint(_weights(folder / name, variant))
         module, narrowed = _empty_part(found, folder / name, checkpoint, _dtype_of(dtype, name))
@@ -139,10 +140,11 @@ def _module_classes(folder: Path, given: Mapping[str, Any]) -> Iterator[tuple[st
     index = folder / "model_index.json"
     if not index.exists():
         raise FileNotFoundError(2, "no pipeline: a folder with model_index.json is expected", str(folder))
-    for name, entry in json.loads(index.read_text()).items():
-        if name in given or not isinstance(entry, list) or len(entry) != 2 or entry[0] is None:
+    entries: dict[str, Any] = json.loads(index.read_text())
+    for name, entry in entries.items():
+        if name in given or not isinstance(entry, list) or len(cast("list[Any]", entry)) != 2 or entry[0] is None:
             continue
-        library, word = entry
+        library, word = cast("list[str]", entry)
         if library in ("diffusers", "transformers"):
             found = getattr(importlib.import_module(library), word, None)
         else:
@@ -162,7 +164,10 @@ def _weights(folder: Path, variant: str | None) -> Path:
 
 
 def _dtype_of(dtype: Any, name: str) -> torch.dtype | None:
-    found = dtype.get(name, dtype.get("default")) if isinstance(dtype, Mapping) else dtype
+    found = dtype
+    if isinstance(dtype, Mapping):
+        types = cast("Mapping[str, Any]", dtype)
+        found = types.get(name, types.get("default"))
     if isinstance(found, str):
         found = getattr(torch, found, found)
     if found is not None and not isinstance(found, torch.dtype):
@@ -198,7 +203,7 @@ def _wanted_by_diffusers(cls: Any, dtype: torch.dtype) -> Callable[[str, torch.d
 
 
 @contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def _default_dtype(dtype: torch.dtype) -> Generator[None, None, None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

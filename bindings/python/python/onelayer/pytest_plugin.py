@@ -42,7 +42,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     try:
         result = yield
     finally:
-        measured = dict(zip(_LIMITS, meter.finish(), strict=True))
+        measured: dict[str, tuple[int | None, str | None]] = dict(zip(_LIMITS, meter.finish(), strict=True))
     problems = [_problem(name, limit, *measured[name]) for name, limit in limits.items()]
     found = [problem for problem in problems if problem is not None]
     if found:

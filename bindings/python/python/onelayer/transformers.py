@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import transformers
@@ -130,7 +130,7 @@ def _named_architectures(folder: str, config: Any) -> list[str] | None:
     if isinstance(config, transformers.PreTrainedConfig):
         given: list[str] | None = config.architectures
         return given
-    path = os.path.join(folder if config is None else os.fspath(config), "config.json")
+    path = os.path.join(folder if config is None else str(config), "config.json")
     with open(path, encoding="utf-8") as file:
         found: list[str] | None = json.load(file).get("architectures")
     return found
@@ -186,7 +186,7 @@ def _owned(cls: Any, folder: str, device_map: Any, keywords: dict[str, Any]) -> 
     wants_info = keywords.get("output_loading_info", False)
     # Without weights: transformers' own loader fills a new one of the same class.
     model, _ = build(cls, folder, checkpoint, keywords)
-    found, info = type(model).from_pretrained(
+    found, info = cast(Any, type(model)).from_pretrained(
         None,
         config=model.config,
         state_dict=checkpoint.state_dict(mode="owned"),
@@ -240,11 +240,12 @@ def wanted_dtypes(model: Any) -> Any:
 def _device(device_map: Any) -> torch.device:
     """The one device of a stream."""
     if isinstance(device_map, Mapping):
-        if len(set(map(str, device_map.values()))) != 1:
+        places = list(cast("Mapping[str, Any]", device_map).values())
+        if len(set(map(str, places))) != 1:
             raise ValueError(
                 f"device_map={device_map!r}: a stream runs on one device. Name it, such as device_map='cuda:0'"
             )
-        device_map = next(iter(device_map.values()))
+        device_map = places[0]
     if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
         device_map = "cuda:0" if torch.cuda.is_available() else "cpu"
     return torch.device("cpu" if device_map is None else device_map)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -28,13 +28,14 @@ def empty(model: Callable[..., _Module] | Any, *args: Any, **kwargs: Any) -> _Mo
     if args and not callable(model):
         raise TypeError("a configuration takes no other positional arguments: pass the class first instead")
     with parameters_on_meta():
-        built: _Module = model(*args, **kwargs) if callable(model) else _of_config(model, **kwargs)
+        made: Any = model(*args, **kwargs) if callable(model) else _of_config(model, **kwargs)
+        built: _Module = made
     built.eval()
     return built
 
 
 @contextmanager
-def parameters_on_meta() -> Iterator[None]:
+def parameters_on_meta() -> Generator[None, None, None]:
     """Every parameter that a module registers inside goes to the meta device. Not for several threads at once."""
     register = nn.Module.register_parameter
     # Parameters that are registered twice stay one.
@@ -46,7 +47,7 @@ def parameters_on_meta() -> Iterator[None]:
             known = moved.get(id(parameter))
             if known is None or known[0]() is not parameter:
                 # The class and the attributes of the parameter stay.
-                kept = type(parameter)(parameter.to("meta"), requires_grad=parameter.requires_grad)
+                kept: Any = type(parameter)(parameter.to("meta"), requires_grad=parameter.requires_grad)
                 kept.__dict__.update(parameter.__dict__)
                 known = moved[id(parameter)] = (weakref.ref(parameter), kept)
             module._parameters[name] = known[1]

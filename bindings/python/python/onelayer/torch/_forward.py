@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -543,5 +543,5 @@ def _wants_gradients(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return bool(value.requires_grad)
     if isinstance(value, Mapping):
-        return any(map(_wants_gradients, value.values()))
-    return isinstance(value, (tuple, list)) and any(map(_wants_gradients, value))
+        return any(map(_wants_gradients, cast("Mapping[Any, Any]", value).values()))
+    return isinstance(value, (tuple, list)) and any(map(_wants_gradients, cast("Collection[Any]", value)))

@@ -73,7 +73,7 @@ def match(model: nn.Module, keys: Collection[str]) -> Names:
     places, unsaved = _places(model)
     strip, add = _prefixes(keys, places)
     slots: dict[str, tuple[Slot, ...]] = {}
-    unused = []
+    unused: list[str] = []
     of_place: dict[int, dict[str, str]] = {}
     for key in keys:
         name = _renamed(key, strip, add)
@@ -117,7 +117,7 @@ def _places(model: nn.Module) -> tuple[dict[str, list[Slot]], list[str]]:
     Also the names of buffers that are not saved with the module, and have no values.
     """
     found: dict[str, list[Slot]] = {}
-    unsaved = []
+    unsaved: list[str] = []
     of_tensor: dict[int, list[Slot]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         for leaf, tensor in [*module._parameters.items(), *module._buffers.items()]:

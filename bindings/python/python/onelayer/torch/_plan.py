@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from torch import nn
 
@@ -144,7 +144,7 @@ def make_plan(
     fixed = outside_bytes + decoded + ring
     if keep == "auto" and total + decoded + ring <= memory:
         return plan(kept=tuple(name for name in sizes if keys[name]), kept_bytes=total)
-    named = set() if isinstance(keep, str) else {name for name in keep if name in stacked}
+    named: set[str] = set() if isinstance(keep, str) else {name for name in keep if name in stacked}
     longest = max((sizes[name] for name in stacked - named), default=0)
     fixed += sum(sizes[name] for name in named)
     held = next((held for held in range(window, 0, -1) if fixed + held * longest <= memory), None)
@@ -186,7 +186,7 @@ def _is_whole_module(model: nn.Module, layer: LayerInfo, names: Names, keys: Col
         module = model.get_submodule(path) if path else None
     except AttributeError:
         return False
-    if module is None or type(module).forward is nn.Module.forward:
+    if module is None or cast(Any, type(module)).forward is nn.Module.forward:
         # Lists are never called.
         return False
     inside = set(map(id, module.modules()))
@@ -208,9 +208,9 @@ def _decoded_bytes(keys: Collection[str], quantised: Mapping[str, QuantisedWeigh
 
 def _check_keep(keep: Any, names: Collection[str]) -> None:
     if isinstance(keep, str):
-        wrong = [] if keep in ("auto", "none") else [keep]
+        wrong: list[Any] = [] if keep in ("auto", "none") else [keep]
     elif isinstance(keep, Collection):
-        wrong = [name for name in keep if name not in names]
+        wrong = [name for name in cast("Collection[Any]", keep) if name not in names]
     else:
         wrong = [keep]
     if wrong:
@@ -227,7 +227,7 @@ def _fitting_layers(stacks: Mapping[str, list[LayerInfo]], sizes: Mapping[str, i
         longest = max(sizes[layer.name] for layer in stack)
         count = min(left // longest, len(stack))
         # Spread evenly: while one that stays runs, the next one is read.
-        spread = {len(stack) * number // count for number in range(count)} if count else set()
+        spread: set[int] = {len(stack) * number // count for number in range(count)} if count else set()
         here = [layer.name for position, layer in enumerate(stack) if position in spread]
         left -= sum(sizes[name] for name in here)
         stayed.update(here)

@@ -90,7 +90,7 @@ def find_quantised(
     They are decoded to the type in which the other floats arrive: as stored, or narrowed to ``dtype``.
     Raises ``ValueError`` for weights that something else has quantised.
     """
-    found = {}
+    found: dict[str, QuantisedWeight] = {}
     plain: Counter[str] = Counter()
     for key in slots:
         info = checkpoint.info(key)
@@ -145,7 +145,7 @@ class DecodedLayer:
             raise RuntimeError("a layer with quantised weights calls another one: their decoded weights share memory")
         self._is_used = True
         counts: Counter[tuple[tuple[int, ...], torch.dtype]] = Counter()
-        places = {}
+        places: dict[str, tuple[tuple[int, ...], torch.dtype, int]] = {}
         for key, weight in weights.items():
             kind = (weight.shape, weight.dtype)
             places[key] = (*kind, counts[kind])
@@ -153,7 +153,7 @@ class DecodedLayer:
         # What this layer has no use for is freed first: never more than the longest layer is held.
         wanted = set(places.values())
         self._buffers = {place: buffer for place, buffer in self._buffers.items() if place in wanted}
-        decoded = {}
+        decoded: dict[str, torch.Tensor] = {}
         for key, weight in weights.items():
             if places[key] not in self._buffers:
                 self._buffers[places[key]] = weight.empty(self._device)

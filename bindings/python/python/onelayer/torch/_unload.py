@@ -37,14 +37,14 @@ def unload(module: nn.Module) -> Receipt:
     allocations that others share.
     """
     found = list(_tensors(module))
-    before = {}
+    before: dict[torch.device, int | None] = {}
     for device in {tensor.device for _, _, _, tensor in found}:
         # What was free before is nobody's to count.
         _trim(device)
         before[device] = _taken(device)
     empty: dict[int, torch.Tensor] = {}
     names: dict[int, str] = {}
-    storages: dict[int, tuple[StorageWeakRef, int, torch.device]] = {}
+    storages: dict[int, tuple[Any, int, torch.device]] = {}
     for name, owner, leaf, tensor in found:
         storage = tensor.untyped_storage()
         names.setdefault(storage._cdata, name)
@@ -56,7 +56,7 @@ def unload(module: nn.Module) -> Receipt:
     found.clear()
     tensor = storage = None
     gc.collect()
-    held = {data for data, (weak, _, _) in storages.items() if not weak.expired()}
+    held: set[int] = {data for data, (weak, _, _) in storages.items() if not weak.expired()}
     # A list first: a tuple must not be seen while it is made, and the search sees every object.
     holders = list(_holders(held, names))
     receipt = Receipt(asked=0, returned=0)
@@ -150,9 +150,9 @@ def _referrers(tensor: torch.Tensor, ours: set[int]) -> Iterator[str]:
     for referrer in gc.get_referrers(tensor):
         if id(referrer) in ours:
             continue
-        if isinstance(referrer, dict):
+        if _is_any_of(referrer, dict):
             yield from _in_dictionary(referrer, tensor)
-        elif isinstance(referrer, (list, tuple, set)):
+        elif _is_any_of(referrer, list, tuple, set):
             yield f"a {type(referrer).__name__} of {len(referrer)}{_owner_of(referrer)}"
         elif type(referrer).__name__ == "cell":
             yield "a closure"
@@ -164,17 +164,17 @@ def _referrers(tensor: torch.Tensor, ours: set[int]) -> Iterator[str]:
 
 def _in_frames(tensor: torch.Tensor) -> list[str]:
     """Variables of running functions."""
-    found = []
+    found: list[str] = []
     frame: Any
     current: Any = None
     for frame in sys._current_frames().values():
         current = frame
         while current is not None:
             if current.f_globals.get("__name__") != __name__ and current.f_code.co_flags & inspect.CO_OPTIMIZED:
-                variables = current.f_locals
+                variables: Any = current.f_locals
                 names = [name for name, value in variables.items() if value is tensor]
                 found += [f"variable {name!r} of {current.f_code.co_name}()" for name in names]
-                if isinstance(variables, dict):
+                if _is_any_of(variables, dict):
                     # Before Python 3.13 the frame keeps this copy, and with it every variable.
                     variables.clear()
             current = current.f_back
@@ -190,7 +190,7 @@ def _in_dictionary(found: dict[Any, Any], tensor: torch.Tensor) -> Iterator[str]
             kind = f"module {owner.__name__}" if hasattr(owner, "__file__") else f"a {type(owner).__name__}"
             yield from (f"attribute {key!r} of {kind}" for key in keys)
             return
-        if isinstance(owner, dict) and found is owner.get("_parameters"):
+        if _is_any_of(owner, dict) and found is owner.get("_parameters"):
             yield from (f"parameter {key!r} of a module" for key in keys)
             return
     if found.get("__name__") and "__builtins__" in found:
@@ -199,9 +199,14 @@ def _in_dictionary(found: dict[Any, Any], tensor: torch.Tensor) -> Iterator[str]
     yield from (f"entry {key!r} of a dictionary" for key in keys)
 
 
+def _is_any_of(value: Any, *kinds: type[Any]) -> bool:
+    """``isinstance``, after which the value still has any type."""
+    return isinstance(value, kinds)
+
+
 def _owner_of(container: object) -> str:
     for owner in gc.get_referrers(container):
-        if isinstance(owner, dict) and "__builtins__" in owner:
+        if _is_any_of(owner, dict) and "__builtins__" in owner:
             names = [name for name, value in owner.items() if value is container]
             return f", {names[0]!r} of module {owner.get('__name__')}" if names else ""
     return ""
