@@ -245,7 +245,7 @@ mod tests {
         let elements: u64 = shape.iter().product();
         let extent = ByteRange::with_len(100, elements * dtype.bits().unwrap_or(8) / 8).unwrap();
         let (id, shard) = (TensorId(0), ShardId(0));
-        TensorEntry { id, name: "w", dtype, dtype_name: dtype.name(), shape, shard, extent }
+        TensorEntry { id, name: "w", dtype, dtype_name: dtype.name(), shape, shard, extent, strides: &[] }
     }
 
     /// The elements of a slice in order, by the definition of row-major.

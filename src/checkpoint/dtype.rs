@@ -107,6 +107,13 @@ impl DType {
         })
     }
 
+    /// Bytes of a row-major tensor of this shape; `None` if the size of its elements is not known,
+    /// if they do not fill the last byte, or on overflow.
+    pub(crate) fn tensor_bytes(self, shape: &[u64]) -> Option<u64> {
+        let bits = total_bits(shape, self.bits()?)?;
+        bits.is_multiple_of(8).then_some(bits / 8)
+    }
+
     /// The name in headers; `opaque` for [`DType::Opaque`].
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -136,6 +143,14 @@ impl DType {
             Self::Opaque => "opaque",
         }
     }
+}
+
+/// Bits of a tensor; `None` if the product of its non-zero dimensions, in bits, exceeds 64 bits.
+/// Independent of the order of the dimensions. No framework can create a refused tensor.
+pub(super) fn total_bits(shape: &[u64], element_bits: u64) -> Option<u64> {
+    let mut nonzero = shape.iter().filter(|&&dim| dim != 0);
+    let bits = nonzero.try_fold(element_bits, |product, &dim| product.checked_mul(dim))?;
+    Some(if shape.contains(&0) { 0 } else { bits })
 }
 
 impl From<FloatType> for DType {

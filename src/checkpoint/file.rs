@@ -1,4 +1,4 @@
-//! Opens one safetensors file, reads its header and checks its layout.
+//! Opens one file, finds its format by its content, reads its header and checks its layout.
 //!
 //! The announced length of the header is compared with the length of the file and with the limit
 //! before anything is allocated. The header passes through a buffer of at most 64 KiB; its whole
@@ -10,27 +10,32 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::error::{CheckpointError, JsonSection, kept};
+use super::format::{Contents, Input};
 use super::header::HeaderParser;
 use super::identity::{FileIdentity, OpenFault, open_regular};
 use super::json::JsonReader;
 use super::options::OpenOptions;
-use super::tensor::{LayoutFault, Mark, Shard, TensorTable};
+use super::tensor::{Coverage, LayoutFault, Mark, Shard, TensorTable};
+use super::{FileFormat, gguf, torch};
 use crate::units::{ByteRange, to_u64, to_usize};
 
 /// Bytes of the header's length, which comes first in the file.
 const PREFIX_BYTES: u64 = 8;
 
+/// Bytes from the start of a file that tell its format: up to the magic of a tar archive.
+const FIRST_BYTES: usize = 512;
+
 /// Bytes of text in memory at a time. Small enough for the processor's second-level cache.
 const BUFFER_BYTES: u64 = 64 << 10;
 
-/// Reads one file and appends its tensors, with `name_prefix` before their names. If the file is
-/// refused, the table is unchanged.
+/// Reads one file and appends its tensors, with `name_prefix` before their names. Returns notes for
+/// people too. If the file is refused, the table is unchanged.
 pub(super) fn read(
     path: &Path,
     name_prefix: &str,
     options: &OpenOptions,
     table: &mut TensorTable,
-) -> Result<Shard, CheckpointError> {
+) -> Result<(Shard, Vec<String>), CheckpointError> {
     let (file, identity) = open(path)?;
     let mark = table.mark();
     let outcome = read_open(path, &file, identity, name_prefix, options, table, mark);
@@ -50,14 +55,46 @@ fn read_open(
     options: &OpenOptions,
     table: &mut TensorTable,
     mark: Mark,
-) -> Result<Shard, CheckpointError> {
-    let header = header_range(path, file, identity.len_bytes, options)?;
+) -> Result<(Shard, Vec<String>), CheckpointError> {
+    let format = format_of(file);
+    let input = Input { path, file, len_bytes: identity.len_bytes, format, prefix, options };
+    let (contents, coverage) = match format {
+        FileFormat::Safetensors => safetensors(&input, table)?,
+        FileFormat::TorchZip | FileFormat::TorchLegacy | FileFormat::TorchTar => {
+            (torch::read(&input, table)?, Coverage::Any)
+        }
+        FileFormat::Gguf => (gguf::read(&input, table)?, Coverage::Any),
+    };
+    let sealed = table.seal_file(mark, coverage);
+    let data = sealed.map_err(|fault| layout_error(path, fault, coverage))?;
+    let Contents { metadata, notes } = contents;
+    let (path, name_prefix) = (path.to_owned(), prefix.into());
+    Ok((Shard { path, format, identity, data, metadata, name_prefix }, notes))
+}
+
+/// Reads the header of a safetensors file. Its tensors take all bytes behind it.
+fn safetensors(input: &Input<'_>, table: &mut TensorTable) -> Result<(Contents, Coverage), CheckpointError> {
+    let &Input { path, file, len_bytes, prefix, options, .. } = input;
+    let header = header_range(path, file, len_bytes, options)?;
     let json = json_reader(file, header);
     let allow_opaque = options.allow_opaque_dtypes;
-    let metadata = HeaderParser { path, prefix, allow_opaque, json, table: &mut *table }.parse()?;
-    let data = ByteRange::new(header.end(), identity.len_bytes).expect("the header lies inside the file");
-    table.seal_file(mark, data).map_err(|fault| layout_error(path, fault, data))?;
-    Ok(Shard { path: path.to_owned(), identity, data, metadata, name_prefix: prefix.into() })
+    let metadata = HeaderParser { path, prefix, allow_opaque, json, table }.parse()?;
+    let data = ByteRange::new(header.end(), len_bytes).expect("the header lies inside the file");
+    Ok((Contents { metadata, notes: Vec::new() }, Coverage::Exact(data)))
+}
+
+/// The format, by the first bytes; safetensors if they are of no other.
+fn format_of(file: &File) -> FileFormat {
+    let mut first = [0; FIRST_BYTES];
+    let len = file.read_at(&mut first, 0).unwrap_or(0);
+    let first = &first[..len];
+    let formats = [
+        (FileFormat::TorchZip, torch::is_zip(first)),
+        (FileFormat::TorchLegacy, torch::is_legacy(first)),
+        (FileFormat::TorchTar, torch::is_tar(first)),
+        (FileFormat::Gguf, gguf::is_gguf(first)),
+    ];
+    formats.into_iter().find(|(_, is)| *is).map_or(FileFormat::Safetensors, |(format, _)| format)
 }
 
 /// Opens a regular file.
@@ -138,12 +175,9 @@ fn header_range(
 
 /// The kind of a file that is not safetensors, by its first bytes.
 pub(super) fn sniff(file: &File) -> Option<&'static str> {
-    const KINDS: [(&[u8], &str); 9] = [
+    const KINDS: [(&[u8], &str); 6] = [
         (b"version https://git-lfs", "a Git LFS pointer: fetch the file itself, with `git lfs pull`"),
-        (b"PK\x03\x04", "a zip archive, perhaps of PyTorch"),
-        (b"\x80\x02", "a pickle, perhaps of PyTorch"),
         (b"\x89HDF", "an HDF5 file"),
-        (b"GGUF", "a GGUF file"),
         (b"\x7fELF", "a program"),
         (b"<", "HTML or XML, perhaps an error page in place of a download"),
         (b"{", "JSON text (the name of an index ends in .json)"),
@@ -157,8 +191,12 @@ pub(super) fn sniff(file: &File) -> Option<&'static str> {
     KINDS.into_iter().find(|(magic, _)| first[..len].starts_with(magic)).map(|(_, kind)| kind)
 }
 
-fn layout_error(path: &Path, fault: LayoutFault, data: ByteRange) -> CheckpointError {
+fn layout_error(path: &Path, fault: LayoutFault, coverage: Coverage) -> CheckpointError {
     let path = path.to_owned();
+    let data = match coverage {
+        Coverage::Exact(data) => data,
+        Coverage::Any => ByteRange::default(),
+    };
     match fault {
         LayoutFault::Duplicate(key) => {
             CheckpointError::DuplicateKey { path, section: JsonSection::Header, key: kept(&key) }

@@ -26,6 +26,7 @@
 use std::io::Read;
 use std::path::Path;
 
+use super::dtype::total_bits;
 use super::error::{CheckpointError, JsonSection, kept, shape_text};
 use super::json::OpenKeys;
 use super::json::{Cursor, JsonFault, JsonReader};
@@ -182,10 +183,10 @@ impl<R: Read> HeaderParser<'_, R> {
             tensor: tensor(table),
             field,
         };
-        let Some((dtype, opaque)) = fields.dtype else { return Err(missing("dtype", self.table)) };
+        let Some((dtype, detail)) = fields.dtype else { return Err(missing("dtype", self.table)) };
         let Some(shape) = fields.shape else { return Err(missing("shape", self.table)) };
         let Some((start, end)) = fields.offsets else { return Err(missing("data_offsets", self.table)) };
-        let record = Record { start, end, name, shape, opaque, dtype };
+        let record = Record { start, end, name, shape, detail, dtype };
         self.check_size(&record, || tensor(self.table))?;
         self.table.records.push(record);
         Ok(())
@@ -377,14 +378,6 @@ fn usual_offsets(cursor: &mut Cursor<'_>) -> Option<(u64, u64)> {
     cursor.token(b']')?;
     cursor.token(b'}')?;
     Some((start, end))
-}
-
-/// Bits of a tensor; `None` if the product of its non-zero dimensions, in bits, exceeds 64 bits.
-/// Independent of the order of the dimensions. No framework can create a refused tensor.
-fn total_bits(shape: &[u64], element_bits: u64) -> Option<u64> {
-    let mut nonzero = shape.iter().filter(|&&dim| dim != 0);
-    let bits = nonzero.try_fold(element_bits, |product, &dim| product.checked_mul(dim))?;
-    Some(if shape.contains(&0) { 0 } else { bits })
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

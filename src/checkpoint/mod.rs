@@ -11,7 +11,9 @@
 //! | `hub` | the local cache of the Hugging Face hub -> a directory |
 //! | `open` | opens all files of a checkpoint and compares them with each other |
 //! | `directory`, `index`, `pipeline` | which files: by name, by an index, per component |
-//! | `file`, `header` | one file: its length, header and layout |
+//! | `file` | one file: its format, its length, its layout |
+//! | `header`, `torch`, `gguf` | the header of each format |
+//! | `format` | what every format gives |
 //! | `tensor`, `metadata` | the table of tensors; the free text of a header |
 //! | `json` | a strict, streaming JSON reader |
 //! | `error`, `identity`, `dtype`, `options`, `path_rule`, `text_sort` | used by the files above |
@@ -21,6 +23,7 @@ use std::sync::Arc;
 
 pub use self::dtype::{DType, UnknownDType};
 pub use self::error::{CheckpointError, JsonSection};
+pub use self::format::FileFormat;
 pub use self::hub::{CacheVariables, HubCache};
 pub use self::identity::{FileIdentity, FileKind};
 #[allow(unused_imports, reason = "the readers of the source stage reopen files with these")]
@@ -35,6 +38,8 @@ mod directory;
 mod dtype;
 mod error;
 mod file;
+mod format;
+mod gguf;
 mod header;
 mod hub;
 mod identity;
@@ -47,6 +52,7 @@ mod path_rule;
 mod pipeline;
 mod tensor;
 mod text_sort;
+mod torch;
 
 use self::tensor::{TensorTable, text_bytes};
 use crate::units::{ByteRange, to_u64};
@@ -151,6 +157,11 @@ impl Checkpoint {
         self.inner.table.extent_of(id)
     }
 
+    /// A tensor's strides in its file alone; empty if it is row-major.
+    pub(crate) fn strides_of(&self, id: TensorId) -> &[u64] {
+        self.inner.table.strides_of(id)
+    }
+
     /// A tensor's file alone.
     pub(crate) fn shard_of(&self, id: TensorId) -> ShardId {
         self.inner.table.shard_of(id)
@@ -160,6 +171,12 @@ impl Checkpoint {
     #[must_use]
     pub fn find(&self, name: &str) -> Option<TensorEntry<'_>> {
         self.inner.table.find(name).map(|id| self.tensor(id))
+    }
+
+    /// Further names of tensors, sorted, each with its tensor: tied weights, which are read once.
+    /// [`Self::find`] knows them too. Only PyTorch files have them.
+    pub fn aliases(&self) -> impl ExactSizeIterator<Item = (&str, TensorId)> {
+        self.inner.table.aliases()
     }
 
     /// The files. A [`ShardId`] is a position in this list.

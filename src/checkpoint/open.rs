@@ -234,7 +234,10 @@ impl Set<'_> {
         let mut problems = Vec::new();
         for path in part.files() {
             match file::read(&path, &part.prefix, self.options, &mut self.table) {
-                Ok(shard) => self.shards.push(shard),
+                Ok((shard, notes)) => {
+                    self.notes.extend(notes.iter().map(|note| format!("{}: {note}", path.display())));
+                    self.shards.push(shard);
+                }
                 Err(problem) => problems.push(problem),
             }
             if problems.len() == PROBLEMS_MAX {
@@ -293,9 +296,7 @@ impl Set<'_> {
     fn finish(mut self, path: &Path) -> Result<Checkpoint, CheckpointError> {
         self.table.merge_names(Mark::default());
         self.table.shrink();
-        let mut sizes = self.shards.iter().map(|shard| shard.data.len_bytes());
-        let tensor_bytes = sizes.try_fold(0_u64, u64::checked_add);
-        let tensor_bytes = tensor_bytes.ok_or_else(|| CheckpointError::TooMany {
+        let tensor_bytes = self.table.tensor_bytes().ok_or_else(|| CheckpointError::TooMany {
             path: path.to_owned(),
             what: "bytes of tensors",
             limit: u64::MAX,
@@ -328,6 +329,11 @@ fn count<T>(tally: &mut Tally<T>, example: T) {
 }
 
 impl Comparison<'_> {
+    /// True for a further name of a tensor.
+    fn is_alias(&self, name: &str) -> bool {
+        self.set.table.find_alias(&format!("{}{name}", self.prefix)).is_some()
+    }
+
     /// Merges both sides, which are sorted by name.
     fn run(&self) -> Vec<CheckpointError> {
         let (mut missing, mut unindexed, mut misplaced) = (None, None, None);
@@ -337,7 +343,9 @@ impl Comparison<'_> {
             let tensor = self.set.table.entry(id);
             let name = &tensor.name[self.prefix.len()..];
             while let Some(early) = indexed.next_if(|&(listed, _)| listed < name) {
-                count(&mut missing, early);
+                if !self.is_alias(early.0) {
+                    count(&mut missing, early);
+                }
             }
             match indexed.next_if(|&(listed, _)| listed == name) {
                 None => count(&mut unindexed, tensor),
@@ -347,7 +355,7 @@ impl Comparison<'_> {
                 Some(_) => {}
             }
         }
-        for late in indexed {
+        for late in indexed.filter(|&(name, _)| !self.is_alias(name)) {
             count(&mut missing, late);
         }
         let path = || self.path.to_owned();

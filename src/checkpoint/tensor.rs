@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use super::metadata::FileMetadata;
 use super::text_sort::sort_by_text;
-use super::{DType, FileIdentity};
+use super::{DType, FileFormat, FileIdentity};
 use crate::footprint::{Held, block_bytes};
 use crate::units::{ByteRange, to_u64, to_usize};
 
@@ -51,8 +51,11 @@ pub struct TensorEntry<'a> {
     pub shape: &'a [u64],
     /// The file that holds it.
     pub shard: ShardId,
-    /// Its bytes, counted from the start of the file.
+    /// Its bytes, counted from the start of the file: from the first element to the end of the last.
     pub extent: ByteRange,
+    /// Elements from one index to the next in the file, for each dimension. Empty for row-major
+    /// tensors, which have their bytes to themselves. Tensors are delivered row-major.
+    pub strides: &'a [u64],
 }
 
 /// One checked file.
@@ -61,11 +64,14 @@ pub struct TensorEntry<'a> {
 pub struct Shard {
     /// Its path.
     pub path: PathBuf,
+    /// Its format.
+    pub format: FileFormat,
     /// Its identity when it was checked.
     pub identity: FileIdentity,
-    /// Its tensor bytes, counted from the start of the file.
+    /// Its tensor bytes, counted from the start of the file. In formats with paddings: from the
+    /// first tensor to the end of the last.
     pub data: ByteRange,
-    /// The `__metadata__` of its header.
+    /// The free text of its header: `__metadata__` in safetensors.
     pub metadata: FileMetadata,
     /// The prefix of the names of its tensors: `component/` in a pipeline, else empty.
     pub name_prefix: Box<str>,
@@ -97,9 +103,33 @@ pub(super) struct Record {
     pub(super) name: Span,
     /// The shape in `dims`.
     pub(super) shape: Span,
-    /// Position in `opaque_names`, if the dtype is opaque.
-    pub(super) opaque: u32,
+    /// Position in `opaque_names` if the dtype is opaque. Otherwise one more than its position in
+    /// `views`, or 0 for a row-major tensor.
+    pub(super) detail: u32,
     pub(super) dtype: DType,
+}
+
+/// How a tensor that is not row-major lies in its extent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct View {
+    /// In `dims`.
+    pub(super) strides: Span,
+}
+
+/// A further name of a tensor.
+#[derive(Clone, Copy, Debug)]
+struct Alias {
+    name: Span,
+    id: u32,
+}
+
+/// Which bytes of a file its tensors take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Coverage {
+    /// All bytes of this range, each once.
+    Exact(ByteRange),
+    /// Any; tensors may share bytes.
+    Any,
 }
 
 impl Record {
@@ -136,6 +166,8 @@ pub(super) struct Mark {
     opaque_names: usize,
     by_name: usize,
     files: usize,
+    views: usize,
+    aliases: usize,
 }
 
 /// A fault in the layout of a file.
@@ -166,6 +198,10 @@ pub(crate) struct TensorTable {
     pub(super) dims: Vec<u64>,
     /// Names of opaque dtypes, in `names`.
     pub(super) opaque_names: Vec<Span>,
+    /// Strides of tensors that are not row-major.
+    pub(super) views: Vec<View>,
+    /// Further names of tensors that share all their bytes with an earlier one; sorted by name.
+    aliases: Vec<Alias>,
     /// Ids, sorted by name: within each file while the table is built, then over all.
     by_name: Vec<u32>,
     /// The id after the last of each file.
@@ -212,7 +248,7 @@ impl TensorTable {
     fn describe<'a>(&'a self, id: TensorId, shard: ShardId, record: &Record) -> TensorEntry<'a> {
         let dtype_name = match record.dtype {
             DType::Opaque => {
-                let span = self.opaque_names[to_usize(u64::from(record.opaque))];
+                let span = self.opaque_names[to_usize(u64::from(record.detail))];
                 &self.names[span.range()]
             }
             known => known.name(),
@@ -225,7 +261,28 @@ impl TensorTable {
             shape: self.shape(record.shape),
             shard,
             extent: record.extent(),
+            strides: self.strides(record),
         }
+    }
+
+    fn strides(&self, record: &Record) -> &[u64] {
+        let view = match record.dtype {
+            DType::Opaque => None,
+            _ => to_usize(u64::from(record.detail)).checked_sub(1),
+        };
+        view.map_or(&[], |view| self.shape(self.views[view].strides))
+    }
+
+    /// The strides of a tensor alone.
+    pub(crate) fn strides_of(&self, id: TensorId) -> &[u64] {
+        self.strides(&self.records[id.index()])
+    }
+
+    /// Appends dimensions or strides; `None` if 32 bits are too few.
+    pub(super) fn add_dims(&mut self, dims: &[u64]) -> Option<Span> {
+        let start = self.dims.len();
+        self.dims.extend_from_slice(dims);
+        Span::tail(start, self.dims.len())
     }
 
     fn name(&self, record: &Record) -> &str {
@@ -246,8 +303,32 @@ impl TensorTable {
     }
 
     pub(crate) fn find(&self, name: &str) -> Option<TensorId> {
-        let position = self.by_name.binary_search_by(|&id| self.name_of(id).cmp(name)).ok()?;
-        Some(TensorId(self.by_name[position]))
+        match self.by_name.binary_search_by(|&id| self.name_of(id).cmp(name)) {
+            Ok(position) => Some(TensorId(self.by_name[position])),
+            Err(_) => self.find_alias(name),
+        }
+    }
+
+    /// The tensor that has this as a further name.
+    pub(super) fn find_alias(&self, name: &str) -> Option<TensorId> {
+        let position = self.aliases.binary_search_by(|alias| self.spelled(alias.name).cmp(name)).ok()?;
+        Some(TensorId(self.aliases[position].id))
+    }
+
+    /// Further names of tensors, sorted, each with its tensor.
+    pub(crate) fn aliases(&self) -> impl ExactSizeIterator<Item = (&str, TensorId)> {
+        self.aliases.iter().map(|alias| (self.spelled(alias.name), TensorId(alias.id)))
+    }
+
+    /// Bytes of all tensors, as row-major tensors; `None` on overflow.
+    pub(super) fn tensor_bytes(&self) -> Option<u64> {
+        self.records.iter().try_fold(0_u64, |sum, record| {
+            let bytes = match self.strides(record) {
+                [] => record.end - record.start,
+                _ => record.dtype.tensor_bytes(self.shape(record.shape))?,
+            };
+            sum.checked_add(bytes)
+        })
     }
 
     /// Memory held, in bytes.
@@ -256,6 +337,8 @@ impl TensorTable {
             + to_u64(self.names.capacity())
             + to_u64(self.dims.capacity() * size_of::<u64>())
             + to_u64(self.opaque_names.capacity() * size_of::<Span>())
+            + to_u64(self.views.capacity() * size_of::<View>())
+            + to_u64(self.aliases.capacity() * size_of::<Alias>())
             + to_u64(self.by_name.capacity() * size_of::<u32>())
             + to_u64(self.file_ends.capacity() * size_of::<u32>())
     }
@@ -264,7 +347,8 @@ impl TensorTable {
     pub(super) fn held(&self) -> Held {
         let lists = Held::default().grown_list(&self.records).grown_list(&self.dims);
         let named = lists.grown(block_bytes(to_u64(self.names.capacity()))).grown_list(&self.by_name);
-        named.grown_list(&self.opaque_names).grown_list(&self.file_ends).and(self.beside_bytes)
+        let shared = named.grown_list(&self.views).grown_list(&self.aliases);
+        shared.grown_list(&self.opaque_names).grown_list(&self.file_ends).and(self.beside_bytes)
     }
 
     /// Counts memory that was held for a moment beside the table.
@@ -281,6 +365,8 @@ impl TensorTable {
             opaque_names: self.opaque_names.len(),
             by_name: self.by_name.len(),
             files: self.file_ends.len(),
+            views: self.views.len(),
+            aliases: self.aliases.len(),
         }
     }
 
@@ -292,32 +378,99 @@ impl TensorTable {
         self.opaque_names.truncate(mark.opaque_names);
         self.by_name.truncate(mark.by_name);
         self.file_ends.truncate(mark.files);
+        self.views.truncate(mark.views);
+        self.aliases.truncate(mark.aliases);
     }
 
-    /// Completes a file: sorts the records since `mark`, checks that they cover `data` exactly and
-    /// that no name occurs twice, and turns their offsets into offsets from the start of the file.
-    pub(super) fn seal_file(&mut self, mark: Mark, data: ByteRange) -> Result<(), LayoutFault> {
-        let file_end = u32::try_from(self.records.len()).map_err(|_| LayoutFault::TooMany)?;
+    /// Completes a file: sorts the records since `mark`, checks that no name occurs twice and which
+    /// bytes they take, and turns their offsets into offsets from the start of the file. Returns
+    /// the bytes from the first tensor to the end of the last.
+    pub(super) fn seal_file(&mut self, mark: Mark, coverage: Coverage) -> Result<ByteRange, LayoutFault> {
         let names = &self.names;
         let name = |record: &Record| &names[record.name.range()];
         self.records[mark.records..].sort_unstable_by(|left, right| {
             (left.start, left.end).cmp(&(right.start, right.end)).then_with(|| name(left).cmp(name(right)))
         });
+        if coverage == Coverage::Any {
+            self.join_shared(mark)?;
+        }
+        let file_end = u32::try_from(self.records.len()).map_err(|_| LayoutFault::TooMany)?;
         let file_start = u32::try_from(mark.records).map_err(|_| LayoutFault::TooMany)?;
-        let records = &self.records;
+        let (names, records) = (&self.names, &self.records);
         let text_of = |id: u32| &names.as_bytes()[records[to_usize(u64::from(id))].name.range()];
         self.by_name.extend(file_start..file_end);
         if let Some(id) = sort_by_text(&mut self.by_name[mark.by_name..], text_of) {
             return Err(LayoutFault::Duplicate(self.name_of(id).to_owned()));
         }
-        self.check_coverage(mark.records, data)?;
-        for record in &mut self.records[mark.records..] {
-            // No overflow: by the coverage check, both are inside the file.
-            record.start += data.start();
-            record.end += data.start();
+        let data = match coverage {
+            Coverage::Exact(data) => data,
+            Coverage::Any => self.hull(mark),
+        };
+        if coverage == Coverage::Any {
+            self.check_aliases(mark)?;
+        } else {
+            self.check_coverage(mark.records, data)?;
+            for record in &mut self.records[mark.records..] {
+                // No overflow: by the coverage check, both are inside the file.
+                record.start += data.start();
+                record.end += data.start();
+            }
         }
         self.file_ends.push(file_end);
+        Ok(data)
+    }
+
+    /// Turns tensors that share all their bytes, dtype, shape and strides into one with several
+    /// names: the first name in the file is the tensor's, the others are aliases.
+    fn join_shared(&mut self, mark: Mark) -> Result<(), LayoutFault> {
+        let mut kept = mark.records;
+        let mut at = mark.records;
+        while at < self.records.len() {
+            let first = self.records[at];
+            let alike = |other: &Record| {
+                (other.start, other.end, other.dtype) == (first.start, first.end, first.dtype)
+                    && self.shape(other.shape) == self.shape(first.shape)
+                    && self.strides(other) == self.strides(&first)
+                    && other.start < other.end
+            };
+            let count = self.records[at + 1..].iter().take_while(|other| alike(other)).count();
+            let end = at + 1 + count;
+            // Names were appended in the order of the file.
+            let group = &mut self.records[at..end];
+            group.sort_unstable_by_key(|record| record.name.start);
+            let id = u32::try_from(kept).map_err(|_| LayoutFault::TooMany)?;
+            self.aliases.extend(group[1..].iter().map(|record| Alias { name: record.name, id }));
+            self.records[kept] = self.records[at];
+            kept += 1;
+            at = end;
+        }
+        self.records.truncate(kept);
+        let names = &self.names;
+        let text = |alias: &Alias| &names[alias.name.range()];
+        self.aliases[mark.aliases..].sort_unstable_by(|left, right| text(left).cmp(text(right)));
         Ok(())
+    }
+
+    /// The bytes from the first tensor to the end of the last. Empty tensors do not count.
+    fn hull(&self, mark: Mark) -> ByteRange {
+        let filled = || self.records[mark.records..].iter().filter(|record| record.start < record.end);
+        let start = filled().map(|record| record.start).min().unwrap_or(0);
+        let end = filled().map(|record| record.end).max().unwrap_or(0);
+        ByteRange::new(start, end).expect("the start of a tensor is before its end")
+    }
+
+    /// Refuses a file in which an alias has the name of another tensor.
+    fn check_aliases(&self, mark: Mark) -> Result<(), LayoutFault> {
+        let aliases = &self.aliases[mark.aliases..];
+        let name = |alias: &Alias| self.spelled(alias.name);
+        let twice = aliases.windows(2).find(|pair| name(&pair[0]) == name(&pair[1])).map(|pair| &pair[0]);
+        let by_name = &self.by_name[mark.by_name..];
+        let is_tensor =
+            |alias: &&Alias| by_name.binary_search_by(|&id| self.name_of(id).cmp(name(alias))).is_ok();
+        match twice.or_else(|| aliases.iter().find(is_tensor)) {
+            Some(alias) => Err(LayoutFault::Duplicate(name(alias).to_owned())),
+            None => Ok(()),
+        }
     }
 
     fn check_coverage(&self, first: usize, data: ByteRange) -> Result<(), LayoutFault> {
@@ -349,6 +502,8 @@ impl TensorTable {
     pub(super) fn merge_names(&mut self, mark: Mark) {
         if self.file_ends.len() > mark.files + 1 {
             let (records, names) = (&self.records, &self.names);
+            let alias_name = |alias: &Alias| &names[alias.name.range()];
+            self.aliases[mark.aliases..].sort_by(|left, right| alias_name(left).cmp(alias_name(right)));
             let name_of = |id: u32| &names[records[to_usize(u64::from(id))].name.range()];
             // A stable sort finds the sorted runs of the files and merges them.
             self.by_name[mark.by_name..].sort_by(|&left, &right| name_of(left).cmp(name_of(right)));
@@ -366,6 +521,8 @@ impl TensorTable {
         self.names.shrink_to_fit();
         self.dims.shrink_to_fit();
         self.opaque_names.shrink_to_fit();
+        self.views.shrink_to_fit();
+        self.aliases.shrink_to_fit();
         self.by_name.shrink_to_fit();
         self.file_ends.shrink_to_fit();
     }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use memmap2::{Advice, MmapMut};
 
-/// Size of a huge page.
-const HUGE_BYTES: usize = 2 << 20;
+use crate::units::{Alignment, to_usize};
+
 /// Small pages are better if the first touch of a huge page takes longer than this: between what
 /// it takes where memory is there (0.1 ms) and where it is not (5 ms).
 const TOUCH_MAX: Duration = Duration::from_millis(1);
@@ -20,28 +20,28 @@ const BYTES_PER_PROBE: usize = 16 << 20;
 const PROBES_MAX: usize = 3;
 
 /// Asks for huge pages in a part of a fresh private anonymous mapping. Touches the first of them,
-/// and takes small pages for the rest if that is slow. True if huge pages are left.
+/// and takes small pages for the rest if that is slow.
 ///
 /// Best effort: if the system refuses an advice, its default stays.
-pub fn choose_page_size(mapping: &MmapMut, offset: usize, len: usize) -> bool {
+pub fn choose_page_size(mapping: &MmapMut, offset: usize, len: usize) {
     // Miri knows no madvise.
     if cfg!(miri) || mapping.advise_range(Advice::HugePage, offset, len).is_err() {
-        return false;
+        return;
     }
-    let skip = mapping.as_ptr().wrapping_add(offset).align_offset(HUGE_BYTES);
+    let huge_bytes = to_usize(Alignment::HUGE_PAGE.bytes());
+    let skip = mapping.as_ptr().wrapping_add(offset).align_offset(huge_bytes);
     let (offset, len) = (offset + skip, len.saturating_sub(skip));
     let probes = (len / BYTES_PER_PROBE).min(PROBES_MAX);
     let is_slow = |probe: &usize| {
         let start = Instant::now();
-        let touched = mapping.advise_range(Advice::PopulateWrite, offset + probe * HUGE_BYTES, HUGE_BYTES);
+        let touched = mapping.advise_range(Advice::PopulateWrite, offset + probe * huge_bytes, huge_bytes);
         // Linux before 5.14 cannot touch pages on request.
         touched.is_ok() && start.elapsed() > TOUCH_MAX
     };
-    if (0..probes).filter(is_slow).count() * 2 <= probes {
-        return true;
+    if (0..probes).filter(is_slow).count() * 2 > probes {
+        let probed_bytes = probes * huge_bytes;
+        let _ = mapping.advise_range(Advice::NoHugePage, offset + probed_bytes, len - probed_bytes);
     }
-    let probed_bytes = probes * HUGE_BYTES;
-    mapping.advise_range(Advice::NoHugePage, offset + probed_bytes, len - probed_bytes).is_err()
 }
 
 #[cfg(test)]
@@ -50,18 +50,19 @@ mod tests {
 
     #[test]
     fn only_a_few_pages_are_touched() {
+        let huge_bytes = to_usize(Alignment::HUGE_PAGE.bytes());
         for len in [4 << 20, 40 << 20, 400 << 20] {
-            let mapping = memmap2::MmapOptions::new().len(len + HUGE_BYTES).map_anon().unwrap();
-            let skip = mapping.as_ptr().align_offset(HUGE_BYTES);
+            let mapping = memmap2::MmapOptions::new().len(len + huge_bytes).map_anon().unwrap();
+            let skip = mapping.as_ptr().align_offset(huge_bytes);
             choose_page_size(&mapping, skip, len);
-            let mut pages = vec![0_u8; (len + HUGE_BYTES).div_ceil(4096)];
+            let mut pages = vec![0_u8; (len + huge_bytes).div_ceil(4096)];
             let address = mapping.as_ptr().cast_mut().cast();
             #[allow(unsafe_code, reason = "asks which pages are there")]
             // SAFETY: the range is the whole mapping, and there is a byte for each of its pages.
-            let answer = unsafe { libc::mincore(address, len + HUGE_BYTES, pages.as_mut_ptr()) };
+            let answer = unsafe { libc::mincore(address, len + huge_bytes, pages.as_mut_ptr()) };
             assert_eq!(answer, 0);
             let resident = pages.iter().filter(|&&page| page & 1 == 1).count() * 4096;
-            assert!(resident <= PROBES_MAX * HUGE_BYTES, "{resident} of {len}");
+            assert!(resident <= PROBES_MAX * huge_bytes, "{resident} of {len}");
         }
     }
 }

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 pub use self::text::JsonSection;
 use self::text::{Listed, Others, PartOf, Quoted};
 pub(super) use self::text::{kept, shape_text};
-use super::{FileIdentity, FileKind};
+use super::{FileFormat, FileIdentity, FileKind};
 use crate::units::HumanBytes;
 
 mod predicates;
@@ -78,6 +78,32 @@ pub enum CheckpointError {
         path: PathBuf,
         /// A guess from its first bytes, or its length if it is too short.
         found: String,
+    },
+
+    /// The file breaks the rules of its format.
+    #[error("{}: not a valid {format} file, at byte {offset}: {reason}", path.display())]
+    InvalidFile {
+        /// The file.
+        path: PathBuf,
+        /// Its format, by its content.
+        format: FileFormat,
+        /// Byte offset from the start of the file.
+        offset: u64,
+        /// What was expected, and what was found.
+        reason: String,
+    },
+
+    /// A tensor that the format allows and that cannot be streamed.
+    #[error("{}: tensor {}: found {found}; {advice}", path.display(), Quoted(tensor))]
+    NotStreamable {
+        /// The file.
+        path: PathBuf,
+        /// The tensor; empty if it is about the whole file.
+        tensor: String,
+        /// What was found.
+        found: String,
+        /// What to do instead.
+        advice: &'static str,
     },
 
     /// The announced header is longer than the file.

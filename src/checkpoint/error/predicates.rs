@@ -42,6 +42,8 @@ impl CheckpointError {
             | Self::NotRegular { path, .. }
             | Self::NoWeights { path, .. }
             | Self::NotSafetensors { path, .. }
+            | Self::InvalidFile { path, .. }
+            | Self::NotStreamable { path, .. }
             | Self::HeaderExceedsFile { path, .. }
             | Self::OverLimit { path, .. }
             | Self::TooMany { path, .. }
@@ -88,6 +90,7 @@ impl CheckpointError {
             | Self::UnindexedTensor { tensor, .. }
             | Self::WrongShard { tensor, .. }
             | Self::DuplicateTensor { tensor, .. }
+            | Self::NotStreamable { tensor, .. }
             | Self::Syntax { section: JsonSection::Tensor(tensor), .. }
             | Self::DuplicateKey { section: JsonSection::Tensor(tensor), .. } => Some(tensor),
             Self::Several { problems } => problems.first().and_then(Self::tensor),

@@ -305,6 +305,7 @@ fn check(path: &Path) -> Shard {
         if Kernel.identity(&clock).unwrap().changed_ns > identity.changed_ns {
             return Shard {
                 path: path.to_owned(),
+                format: crate::checkpoint::FileFormat::Safetensors,
                 identity,
                 data: range(0, identity.len_bytes),
                 metadata: Default::default(),

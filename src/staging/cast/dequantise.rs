@@ -10,6 +10,7 @@ use super::floats;
 use super::level::{Level, Work};
 use crate::plan::{FloatType, Quantisation};
 use crate::staging::copy::copy_past_cache;
+use crate::units::{to_u64, to_usize};
 
 /// Bytes of a block of results, which stays in the cache until it is written.
 const BLOCK_BYTES: usize = 64 << 10;
@@ -75,25 +76,9 @@ struct RowBytes {
 
 impl RowBytes {
     fn new(form: Quantisation, to: FloatType, columns: usize) -> Self {
-        let element = match to {
-            FloatType::F32 => 4,
-            FloatType::Bf16 | FloatType::F16 => 2,
-        };
-        let (values, scales) = match group_of(form) {
-            None => (columns, 4),
-            Some(group) => (columns.div_ceil(2), 2 * columns.div_ceil(group)),
-        };
-        Self { values, scales, target: columns * element }
-    }
-}
-
-/// Elements that share a scale; `None` for a whole row.
-fn group_of(form: Quantisation) -> Option<usize> {
-    match form {
-        Quantisation::Int8 | Quantisation::Fp8 => None,
-        Quantisation::Int4G32 => Some(32),
-        Quantisation::Int4G64 => Some(64),
-        Quantisation::Int4G128 => Some(128),
+        let values = form.value_row_bytes(to_u64(columns));
+        let scales = form.row_bytes(to_u64(columns)) - values;
+        Self { values: to_usize(values), scales: to_usize(scales), target: columns * to_usize(to.bytes()) }
     }
 }
 
@@ -134,7 +119,7 @@ impl Rows<'_> {
             let each = values.chunks_exact(row.values).zip(scales.chunks_exact(row.scales));
             for ((values, scales), done) in each.zip(done.chunks_exact_mut(row.target)) {
                 let (done, _) = done.as_chunks_mut::<TO>();
-                match group_of(form) {
+                match form.group_elements() {
                     None => {
                         let scale = f32::from_le_bytes(*scales.first_chunk().expect("four bytes"));
                         match form {
@@ -146,7 +131,9 @@ impl Rows<'_> {
                             }),
                         }
                     }
-                    Some(group) => groups(values, scales, group, &mut done[..columns], narrow),
+                    Some(group) => {
+                        groups(values, scales, to_usize(u64::from(group)), &mut done[..columns], narrow)
+                    }
                 }
             }
             copy_past_cache(target, &block[..target.len()]);
@@ -202,7 +189,7 @@ mod tests {
         let mut found = Vec::new();
         for (values, scales) in values.chunks(row.values).zip(scales.chunks(row.scales)) {
             for column in 0..columns {
-                found.push(match group_of(form) {
+                found.push(match form.group_elements() {
                     None => {
                         let scale = f32::from_le_bytes(scales.try_into().unwrap());
                         let value = values[column];
@@ -212,7 +199,7 @@ mod tests {
                         }
                     }
                     Some(group) => {
-                        let at = column / group * 2;
+                        let at = column / to_usize(u64::from(group)) * 2;
                         let scale = half::bf16::from_le_bytes([scales[at], scales[at + 1]]).to_f32();
                         let nibble = values[column / 2] >> (column % 2 * 4) & 15;
                         (f32::from(nibble) - 8.0) * scale
@@ -237,7 +224,7 @@ mod tests {
             for (rows, columns) in [(1, 1), (3, 33), (5, 64), (2, 257), (40, 4096)] {
                 let row = RowBytes::new(form, FloatType::F32, columns);
                 let values = random(rows * row.values);
-                let scales: Vec<u8> = match group_of(form) {
+                let scales: Vec<u8> = match form.group_elements() {
                     None => {
                         (1_u16..).take(rows).flat_map(|row| (1.0 / f32::from(row)).to_le_bytes()).collect()
                     }
