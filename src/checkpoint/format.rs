@@ -1,0 +1,197 @@
+//! The seam between file formats and the table of tensors.
+//!
+//! Each format reads its header from an [`Input`], adds its tensors to the table with
+//! [`Input::add`], and returns [`Contents`]. Everything behind the table (layers, plans, reads,
+//! conversions) works on the tensors without knowing the format.
+//!
+//! A tensor in a file is an element type, a shape, and the place of its first byte. It may lie
+//! anywhere in the file: between paddings, over the bytes of another tensor, or with strides of its
+//! own inside a larger storage.
+
+use std::fmt;
+use std::fs::File;
+use std::path::Path;
+
+use super::DType;
+use super::error::{CheckpointError, kept, shape_text};
+use super::metadata::FileMetadata;
+use super::options::OpenOptions;
+use super::tensor::{Record, Span, TensorTable, View};
+use crate::units::ByteRange;
+
+/// The format of a checkpoint file, found by its content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FileFormat {
+    /// safetensors.
+    Safetensors,
+    /// What `torch.save` writes since torch 1.6: a zip archive with a pickle.
+    TorchZip,
+    /// What `torch.save` wrote from 0.1.10 to 1.5: pickles in a row, then the storages.
+    TorchLegacy,
+    /// What `torch.save` wrote before 0.1.10: a tar archive.
+    TorchTar,
+    /// GGUF, versions 2 and 3.
+    Gguf,
+}
+
+impl FileFormat {
+    /// The name for people.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Safetensors => "safetensors",
+            Self::TorchZip => "PyTorch zip",
+            Self::TorchLegacy => "legacy PyTorch",
+            Self::TorchTar => "PyTorch tar",
+            Self::Gguf => "GGUF",
+        }
+    }
+}
+
+impl fmt::Display for FileFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// One open file, for the reader of its format.
+#[derive(Clone, Copy)]
+pub(super) struct Input<'a> {
+    pub(super) path: &'a Path,
+    pub(super) file: &'a File,
+    pub(super) len_bytes: u64,
+    pub(super) format: FileFormat,
+    /// Put before the name of each tensor.
+    pub(super) prefix: &'a str,
+    pub(super) options: &'a OpenOptions,
+}
+
+/// What a file holds beside its tensors.
+pub(super) struct Contents {
+    pub(super) metadata: FileMetadata,
+    /// Sentences for people, as in [`Checkpoint::notes`](super::Checkpoint::notes).
+    pub(super) notes: Vec<String>,
+}
+
+/// One tensor, as a header describes it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FoundTensor<'a> {
+    /// Its name, without the prefix.
+    pub(super) name: &'a str,
+    pub(super) dtype: DType,
+    /// Elements per dimension, outermost first.
+    pub(super) shape: &'a [u64],
+    /// Elements from one index to the next, for each dimension; empty if row-major.
+    pub(super) strides: &'a [u64],
+    /// Its first byte, counted from the start of the file.
+    pub(super) start: u64,
+}
+
+impl Input<'_> {
+    /// Adds a tensor. Its bytes have to lie inside the file; they may be those of other tensors
+    /// too.
+    pub(super) fn add(
+        &self,
+        table: &mut TensorTable,
+        tensor: FoundTensor<'_>,
+    ) -> Result<(), CheckpointError> {
+        let FoundTensor { name, dtype, shape, strides, start } = tensor;
+        let too_many = |what| {
+            let limit = u64::from(u32::MAX);
+            CheckpointError::TooMany { path: self.path.to_owned(), what, limit }
+        };
+        let Some(packed_bytes) = dtype.tensor_bytes(shape) else {
+            let (path, tensor, shape) = (self.path.to_owned(), kept(name), shape_text(shape));
+            return Err(CheckpointError::SizeOverflow { path, tensor, dtype, shape });
+        };
+        let is_strided = !strides.is_empty() && packed_bytes > 0 && !is_row_major(shape, strides);
+        let spanned_bytes = match is_strided {
+            true => self.spanned_bytes(&tensor)?,
+            false => packed_bytes,
+        };
+        let extent =
+            ByteRange::with_len(start, spanned_bytes).filter(|extent| extent.end() <= self.len_bytes);
+        let Some(extent) = extent else {
+            return Err(CheckpointError::Truncated {
+                path: self.path.to_owned(),
+                tensor: kept(name),
+                expected_bytes: u128::from(start) + u128::from(spanned_bytes),
+                found_bytes: self.len_bytes,
+            });
+        };
+        let name_start = table.names.len();
+        table.names.push_str(self.prefix);
+        table.names.push_str(name);
+        let spelled = Span::tail(name_start, table.names.len());
+        let spelled = spelled.ok_or_else(|| too_many("bytes of tensor names"))?;
+        let known = table.records.last().map(|last| last.shape).filter(|&last| table.shape(last) == shape);
+        let shape = match known {
+            Some(known) => known,
+            None => table.add_dims(shape).ok_or_else(|| too_many("dimensions"))?,
+        };
+        let mut detail = 0;
+        if is_strided {
+            let strides = table.add_dims(strides).ok_or_else(|| too_many("dimensions"))?;
+            table.views.push(View { strides });
+            detail = u32::try_from(table.views.len()).map_err(|_| too_many("views"))?;
+        }
+        let (start, end) = (extent.start(), extent.end());
+        table.records.push(Record { start, end, name: spelled, shape, detail, dtype });
+        Ok(())
+    }
+
+    /// Bytes from the first element of a strided tensor to the end of its last.
+    fn spanned_bytes(&self, tensor: &FoundTensor<'_>) -> Result<u64, CheckpointError> {
+        let refuse = |found: String, advice| CheckpointError::NotStreamable {
+            path: self.path.to_owned(),
+            tensor: kept(tensor.name),
+            found,
+            advice,
+        };
+        let strides =
+            || format!("strides {} for shape {}", shape_text(tensor.strides), shape_text(tensor.shape));
+        let steps = tensor.shape.iter().zip(tensor.strides);
+        if tensor.shape.len() != tensor.strides.len() {
+            return Err(refuse(strides(), "the file is not what torch.save writes"));
+        }
+        if steps.clone().any(|(&len, &stride)| len > 1 && stride == 0) {
+            return Err(refuse(strides(), "expanded tensors are not read: save tensor.contiguous()"));
+        }
+        let element_bytes = tensor.dtype.bits().filter(|bits| bits.is_multiple_of(8)).map(|bits| bits / 8);
+        let element_bytes =
+            element_bytes.ok_or_else(|| refuse(strides(), "packed types cannot have strides"))?;
+        let last = steps
+            .fold(Some(0_u64), |last, (&len, &stride)| last?.checked_add((len - 1).checked_mul(stride)?));
+        let spanned = last.and_then(|last| last.checked_add(1)?.checked_mul(element_bytes));
+        spanned.ok_or_else(|| refuse(strides(), "no file has so many bytes"))
+    }
+
+    /// An error about the file's format: `reason` at byte `offset`.
+    pub(super) fn invalid(&self, offset: u64, reason: impl Into<String>) -> CheckpointError {
+        let (path, format) = (self.path.to_owned(), self.format);
+        CheckpointError::InvalidFile { path, format, offset, reason: reason.into() }
+    }
+
+    /// The file is well-formed, but `tensor` cannot be read: what was found, and what to do.
+    pub(super) fn refused(
+        &self,
+        tensor: &str,
+        found: impl Into<String>,
+        advice: &'static str,
+    ) -> CheckpointError {
+        let (path, tensor) = (self.path.to_owned(), kept(tensor));
+        CheckpointError::NotStreamable { path, tensor, found: found.into(), advice }
+    }
+}
+
+/// True if the strides are those of a row-major tensor. Dimensions of one element may have any.
+fn is_row_major(shape: &[u64], strides: &[u64]) -> bool {
+    let mut expected = 1_u64;
+    shape.len() == strides.len()
+        && shape.iter().zip(strides).rev().all(|(&len, &stride)| {
+            let fits = len == 1 || stride == expected;
+            expected = expected.saturating_mul(len);
+            fits
+        })
+}
