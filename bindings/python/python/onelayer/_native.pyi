@@ -364,6 +364,9 @@ class Plan:
     @property
     def layer_bytes(self) -> list[int]:
         """Memory of each of ``layers`` on its device, in bytes."""
+    @property
+    def scales(self) -> list[str]:
+        """Names of the scales (``NAME_scale``) of the tensors that are quantised during the load."""
 
 @final
 class Report:

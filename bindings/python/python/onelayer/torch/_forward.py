@@ -49,6 +49,7 @@ def stream_forward(
     window: int = 2,
     budget: int | str | None = None,
     dtype: Any = None,
+    quantise: str | None = None,
     io: str | None = None,
 ) -> StreamedForward:
     """Runs ``model`` with the weights of ``source`` in ``memory`` bytes. Use it in a ``with`` statement.
@@ -69,6 +70,9 @@ def stream_forward(
     - ``budget``: host memory for reading. Default: 64 MiB, or less within a small limit.
     - ``dtype``: wider floats are narrowed to it; others keep the type of the file. Weights that
       ``loadcheck convert`` has quantised are decoded just in time to the type of the other floats.
+    - ``quantise``: ``"int8"``, ``"fp8"`` or ``"int4"`` (``-g32``, ``-g64``, ``-g128``): weights of stacks are
+      quantised while they are read, and decoded when their layer runs. So two to four times as many layers
+      stay. What is streamed is read whole all the same: convert the files for that.
     - ``io``: as in ``Checkpoint.stream``.
 
     Raises ``BudgetError`` if the smallest window does not fit, and ``ValueError`` if names or shapes of
@@ -85,9 +89,9 @@ def stream_forward(
     if dtype is not None and float_name(dtype) not in ("bf16", "f16", "f32"):
         raise ValueError(f"dtype={dtype!r}: expected bf16, f16 or f32; without it, weights keep the type of the file")
     narrowed = None if dtype is None else torch_dtype(float_name(dtype).upper())
-    quantised = find_quantised(checkpoint, names.slots, narrowed)
+    quantised = find_quantised(checkpoint, names.slots, narrowed, quantise)
     _check_shapes(checkpoint, names, quantised)
-    options = {"dtype": dtype, "io": io}
+    options = {"dtype": dtype, "quantise": quantise, "io": io}
     plan = make_plan(
         model,
         checkpoint,
