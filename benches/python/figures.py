@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Figures of the Python package and of its alternatives, on the same files in the same run.
 
-    benches/python/figures.py FOLDER [--only stream,load_file,owned,transformers] [--rounds 5] [--markdown FILE]
+    benches/python/figures.py FOLDER [--only stream,load_file,owned,owned_prepared,owned_cold,transformers]
+                              [--rounds 5] [--markdown FILE]
 
 FOLDER is a checkpoint of transformers (with config.json) in one safetensors file of a few gigabytes, such as
 from `loadcheck synth mistral-7b FOLDER --layers 8`. Run it with an interpreter that has onelayer, torch,
@@ -30,6 +31,8 @@ ALLOWANCE = 16 * MIB
 # A run, with arguments for the child such as `memory=yes`.
 Run = Callable[..., dict[str, Any]]
 MEMORY_RUNS = 2
+CLONE = "safe_open and clone()"
+TOUCHED = "safetensors load_file, every byte read (mapped)"
 
 
 def drop(files: list[Path]) -> None:
@@ -167,21 +170,30 @@ def load_files(files: list[Path], count: int) -> Iterator[str]:
             yield from table(f"load_file, {backend}, {cache}, every byte touched", ways, "safetensors", files, cache, count)
 
 
-def owned(files: list[Path], count: int) -> Iterator[str]:
-    """Memory as the system gives it to a new process, and memory that was touched and freed before."""
-    total = sum(file.stat().st_size for file in files)
+def owned_ways(files: list[Path]) -> dict[str, Run]:
     calls = {
-        "clone": "safe_open and clone()",
+        "clone": CLONE,
+        "touched": TOUCHED,
         "stream": 'dict(checkpoint.tensors(window="all"))',
-        "load_file": "load_file, pread",
+        "load_file": "load_file of onelayer, pread",
     }
-    ways: dict[str, Run] = {
-        name: lambda *words, by=by: python("owned", files[0], f"by={by}", *words) for by, name in calls.items()
-    }
-    for state, prepared_bytes in (("memory as found", 0), ("memory prepared", 2 * total + (1 << 30))):
-        title = f"owned tensors, warm, {state}"
-        yield from table(title, ways, calls["clone"], files, "warm", count, prepared_bytes)
-    yield from table("owned tensors, cold, memory as found", ways, calls["clone"], files, "cold", count)
+    return {name: lambda *words, by=by: python("owned", files[0], f"by={by}", *words) for by, name in calls.items()}
+
+
+def owned(files: list[Path], count: int) -> Iterator[str]:
+    """Memory as the system gives it to a new process."""
+    yield from table("owned tensors, warm, memory as found", owned_ways(files), CLONE, files, "warm", count)
+
+
+def owned_prepared(files: list[Path], count: int) -> Iterator[str]:
+    """Memory that was touched and freed before."""
+    prepared_bytes = 2 * sum(file.stat().st_size for file in files) + (1 << 30)
+    title = "owned tensors, warm, memory prepared"
+    yield from table(title, owned_ways(files), CLONE, files, "warm", count, prepared_bytes)
+
+
+def owned_cold(files: list[Path], count: int) -> Iterator[str]:
+    yield from table("owned tensors, cold, memory as found", owned_ways(files), TOUCHED, files, "cold", count)
 
 
 def transformers(folder: Path, files: list[Path], count: int) -> Iterator[str]:
@@ -197,7 +209,7 @@ def transformers(folder: Path, files: list[Path], count: int) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", default="stream,load_file,owned,transformers")
+    parser.add_argument("--only", default="stream,load_file,owned,owned_prepared,owned_cold,transformers")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
@@ -211,6 +223,8 @@ def main() -> None:
         "stream": lambda: streams(arguments.folder, files, arguments.rounds),
         "load_file": lambda: load_files(files, arguments.rounds),
         "owned": lambda: owned(files, arguments.rounds),
+        "owned_prepared": lambda: owned_prepared(files, arguments.rounds),
+        "owned_cold": lambda: owned_cold(files, arguments.rounds),
         "transformers": lambda: transformers(arguments.folder, files, arguments.rounds),
     }
     for name in arguments.only.split(","):
