@@ -37,6 +37,8 @@ from ._sequence import LayerSequence, Totals
 
 # Waits below this share of the time are not the limit.
 _BOUND_MIN = 0.1
+# Above this share, layers run so quickly that a second one in the window gains little.
+_NARROWER_MIN = 0.7
 
 
 def stream_forward(
@@ -155,12 +157,19 @@ class ForwardReport:
         if self.restarts > self.forwards:
             return "layers are called in an order that changes: keep more of them"
         if self.bound in ("disk", "fill") and self.plan.streamed:
-            return f"more memory keeps more layers: {human_size(self.streamed_bytes)} are read at each forward"
+            narrower = "window=1 leaves room for one more, or " if self._is_narrower_better() else ""
+            return (
+                f"{narrower}more memory keeps more layers: {human_size(self.streamed_bytes)} are read at each forward"
+            )
         if self.bound == "link":
             return "more device memory, to keep more layers; or quantised weights"
         if self.bound == "decoding":
             return "weights that are not quantised, if the disk has time to spare"
         return "nothing to gain from loading: the module's own work takes the time"
+
+    def _is_narrower_better(self) -> bool:
+        """True if layers run so quickly that reading the next one meanwhile gains little."""
+        return self.plan.window > 1 and self.waited_seconds > _NARROWER_MIN * self.seconds
 
     def __str__(self) -> str:
         each = self.seconds / self.forwards if self.forwards else 0.0
@@ -547,5 +556,5 @@ def _wants_gradients(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return bool(value.requires_grad)
     if isinstance(value, Mapping):
-        return any(map(_wants_gradients, cast("Mapping[Any, Any]", value).values()))
+        return any(map(_wants_gradients, cast("Mapping[object, object]", value).values()))
     return isinstance(value, (tuple, list)) and any(map(_wants_gradients, cast("Collection[Any]", value)))

@@ -212,7 +212,7 @@ def _check_keep(keep: Any, names: Collection[str]) -> None:
     if isinstance(keep, str):
         wrong: list[Any] = [] if keep in ("auto", "none") else [keep]
     elif isinstance(keep, Collection):
-        wrong = [name for name in cast("Collection[Any]", keep) if name not in names]
+        wrong = [name for name in cast("Collection[object]", keep) if name not in names]
     else:
         wrong = [keep]
     if wrong:

@@ -17,7 +17,7 @@ from ._names import Slot
 SCALE_SUFFIX = "_scale"
 _GROUPS = (32, 64, 128)
 # Elements that share a scale, by the name of the form.
-_FORMS: dict[str | None, int | None] = {"int8": None, "fp8": None, "int4": 128} | {f"int4-g{size}": size for size in _GROUPS}
+_FORMS: dict[str, int | None] = {"int8": None, "fp8": None, "int4": 128} | {f"int4-g{size}": size for size in _GROUPS}
 # Rows are decoded in pieces of so many elements: the pieces in single precision stay in the processor's cache.
 _PIECE_ELEMENTS = 1 << 18
 PIECE_BYTES = 4 << 20
@@ -108,9 +108,11 @@ def find_quantised(
         scale = key + SCALE_SUFFIX
         target = next(iter(places)).get()
         stored = checkpoint.info(key)
-        if scale in by_load and target is not None:
+        if quantise and scale in by_load and target is not None:
             if (shape := tuple(target.shape)) == stored.shape:
-                found[key] = QuantisedWeight(scale, shape, _narrower(torch_dtype(stored.dtype), dtype), _FORMS[quantise])
+                found[key] = QuantisedWeight(
+                    scale, shape, _narrower(torch_dtype(stored.dtype), dtype), _FORMS[quantise]
+                )
             continue
         if scale not in checkpoint or scale in slots or target is None or stored.dtype not in ("I8", "U8", "F8_E4M3"):
             continue
