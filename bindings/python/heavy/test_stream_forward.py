@@ -349,7 +349,7 @@ def test_parts_of_layers_stay_where_that_reads_less(tmp_path: Path) -> None:
     path = tmp_path / "stack.safetensors"
     safetensors.torch.save_file(plain.state_dict(), path)
     model = onelayer.torch.empty(Stack, 1024)
-    memory = least(path, model) + (60 << 20)
+    memory = least(path, model) + (68 << 20)
     with torch.no_grad(), stream_forward(model, path, memory=memory, budget=RING) as handle:
         plan = handle.plan
         assert plan.parts and plan.window == 2 and plan.needed <= memory
@@ -361,8 +361,6 @@ def test_parts_of_layers_stay_where_that_reads_less(tmp_path: Path) -> None:
             plain.order = model.order = order
             assert torch.equal(model(X), plain(X))
     assert all(parameter.device.type == "meta" for parameter in model.parameters())
-    receipt = onelayer.torch.unload(model)
-    assert receipt.asked == 0
 
 
 def test_parts_are_the_least_that_fits() -> None:

@@ -172,7 +172,9 @@ def make_plan(
     stayed = _fitting_layers(stacks, sizes, memory - fixed - held * longest) if keep == "auto" else named
     if keep == "auto" and not quantised and len(stacks) == 1:
         (stack,) = stacks.values()
-        whole_bytes = sum(sizes[layer.name] for layer in stack if layer.name not in stayed)
+        whole_bytes = _stored_bytes(
+            checkpoint, {layer.name: keys[layer.name] for layer in stack if layer.name not in stayed}
+        )
         found = _parts(checkpoint, [layer.name for layer in stack], keys, memory - fixed, held, options)
         if found is not None and found.streamed_bytes < _WORTH_PARTS * whole_bytes:
             streamed = tuple(name for name in sizes if name in found.streamed)
@@ -182,7 +184,7 @@ def make_plan(
                 kept=tuple(name for name in sizes if name not in found.streamed and keys[name]),
                 kept_bytes=outside_bytes + found.kept_bytes,
                 streamed=streamed,
-                streamed_bytes=sum(checkpoint.info(key).nbytes for name in streamed for key in found.streamed[name]),
+                streamed_bytes=found.streamed_bytes,
                 window=min(held, len(streamed)),
                 window_bytes=min(held, len(streamed)) * found.longest_bytes,
             )
@@ -192,7 +194,7 @@ def make_plan(
         kept=tuple(name for name in sizes if name in stayed or (name in outside and keys[name])),
         kept_bytes=outside_bytes + sum(sizes[name] for name in stayed),
         streamed=streamed,
-        streamed_bytes=sum(checkpoint.info(key).nbytes for name in streamed for key in keys[name]),
+        streamed_bytes=_stored_bytes(checkpoint, {name: keys[name] for name in streamed}),
         window=held,
         window_bytes=held * max((sizes[name] for name in streamed), default=0),
     )
@@ -237,7 +239,12 @@ def _parts(
     longest, kept_bytes = max(streamed_sizes.values(), default=0), sum(kept_sizes.values())
     if kept_bytes + held * longest > room:
         return None
-    return _Parts(streamed, kept, sum(streamed_sizes.values()), kept_bytes, longest)
+    return _Parts(streamed, kept, _stored_bytes(checkpoint, streamed), kept_bytes, longest)
+
+
+def _stored_bytes(checkpoint: Checkpoint, keys: Mapping[str, tuple[str, ...]]) -> int:
+    """Bytes of the tensors of layers in their files."""
+    return sum(checkpoint.info(key).nbytes for each in keys.values() for key in each)
 
 
 def _stacks(
