@@ -41,7 +41,8 @@ fn failure(error: &CheckpointError) -> Value {
     json!({"error": kind, "message": error.to_string()})
 }
 
-fn tensors(checkpoint: &Checkpoint) -> Result<Value, Box<dyn Error>> {
+/// The tensors of a checkpoint by name, aliases too.
+pub(crate) fn tensors(checkpoint: &Checkpoint) -> Result<Value, Box<dyn Error>> {
     let files: Vec<File> =
         checkpoint.shards().iter().map(|shard| File::open(&shard.path)).collect::<io::Result<_>>()?;
     let mut described = Map::new();

@@ -8,6 +8,9 @@ mod checkpoint_limits;
 mod checkpoint_million;
 mod checkpoint_oracle;
 mod checkpoint_sets;
+#[allow(dead_code, unreachable_pub, reason = "a program elsewhere")]
+#[path = "../../examples/describe.rs"]
+mod describe;
 mod examples;
 #[cfg(feature = "convert")]
 mod fuzz_corpus;
@@ -47,4 +50,5 @@ mod residency;
 mod score;
 mod source_checkpoint;
 mod tensors;
+mod torch_files;
 mod torch_million;

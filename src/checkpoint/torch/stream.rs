@@ -36,6 +36,7 @@ impl<'a> Stream<'a> {
     }
 
     /// The offset of the next byte in the file.
+    #[inline]
     pub(super) fn offset(&self) -> u64 {
         self.next - to_u64(self.filled - self.at)
     }
@@ -54,6 +55,7 @@ impl<'a> Stream<'a> {
         &self.input
     }
 
+    #[inline]
     pub(super) fn byte(&mut self) -> Result<u8, Fault> {
         if self.at == self.filled {
             self.refill(1)?;
@@ -63,12 +65,14 @@ impl<'a> Stream<'a> {
         Ok(byte)
     }
 
+    #[inline]
     pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N], Fault> {
         let taken = self.take(N)?;
         Ok(taken.try_into().expect("the slice has N bytes"))
     }
 
     /// The next bytes, at most [`TAKE_BYTES_MAX`].
+    #[inline]
     pub(super) fn take(&mut self, count: usize) -> Result<&[u8], Fault> {
         assert!(count <= TAKE_BYTES_MAX, "callers ask for no more");
         if self.filled - self.at < count {
@@ -79,6 +83,7 @@ impl<'a> Stream<'a> {
         Ok(&self.buffer[start..self.at])
     }
 
+    #[inline]
     pub(super) fn skip(&mut self, count: u64) -> Result<(), Fault> {
         let buffered = to_u64(self.filled - self.at);
         if count <= buffered {

@@ -28,12 +28,14 @@ impl Ref {
     /// nothing here depends on what it is.
     pub(in super::super) const PLAIN: Self = Self(Self::SMALL | Self::OTHER | 3);
 
+    #[inline]
     fn small(value: i64) -> Option<Self> {
         let value = u32::try_from(value).ok().filter(|value| *value <= Self::INT_MAX)?;
         Some(Self(Self::SMALL | value))
     }
 
     /// Its position in the arena, unless it is a small value.
+    #[inline]
     pub(in super::super) fn position(self) -> Option<usize> {
         (self.0 & Self::SMALL == 0).then(|| to_usize(u64::from(self.0)))
     }
@@ -47,6 +49,7 @@ pub(in super::super) struct Slice {
 }
 
 impl Slice {
+    #[inline]
     pub(in super::super) fn range(self) -> std::ops::Range<usize> {
         let start = to_usize(u64::from(self.start));
         start..start + to_usize(u64::from(self.len))
@@ -174,7 +177,19 @@ impl Meter {
         if self.used_bytes > self.limit_bytes { Err(Full) } else { Ok(()) }
     }
 
+    /// Makes room for `more` bytes of text.
+    fn grow_text(&mut self, text: &mut String, more: usize) -> Result<(), Full> {
+        let needed = text.len() + more;
+        if needed > text.capacity() {
+            let capacity = needed.max(text.capacity() * 2).max(64);
+            self.add(to_u64(capacity - text.capacity()))?;
+            text.reserve_exact(capacity - text.len());
+        }
+        Ok(())
+    }
+
     /// Makes room for `more` items.
+    #[inline]
     pub(in super::super) fn grow<T>(&mut self, list: &mut Vec<T>, more: usize) -> Result<(), Full> {
         let needed = list.len() + more;
         if needed > list.capacity() {
@@ -194,7 +209,7 @@ pub(in super::super) struct Arena {
     items: Vec<Item>,
     values: Vec<Ref>,
     chunks: Vec<Chunk>,
-    text: Vec<u8>,
+    text: String,
     tensors: Vec<Tensor>,
     kinds: Vec<Kind>,
     dims: Vec<u64>,
@@ -217,7 +232,7 @@ impl Arena {
             items: Vec::new(),
             values: Vec::new(),
             chunks: Vec::new(),
-            text: Vec::new(),
+            text: String::new(),
             tensors: Vec::new(),
             kinds: Vec::new(),
             dims: Vec::new(),
@@ -247,6 +262,7 @@ impl Arena {
         self.values.len()
     }
 
+    #[inline]
     pub(in super::super) fn item(&self, value: Ref) -> Item {
         match value.position() {
             Some(position) => self.items[position],
@@ -260,6 +276,7 @@ impl Arena {
         }
     }
 
+    #[inline]
     pub(in super::super) fn push(&mut self, item: Item) -> Result<Ref, Full> {
         self.meter.grow(&mut self.items, 1)?;
         let position = u32::try_from(self.items.len()).ok().filter(|position| *position < Ref::SMALL);
@@ -276,28 +293,27 @@ impl Arena {
         }
     }
 
+    #[inline]
     pub(in super::super) fn push_int(&mut self, value: i64) -> Result<Ref, Full> {
         Ref::small(value).map_or_else(|| self.push(Item::Int(value)), Ok)
     }
 
-    pub(in super::super) fn push_text(&mut self, text: &[u8]) -> Result<Slice, Full> {
-        self.meter.grow(&mut self.text, text.len())?;
+    #[inline]
+    pub(in super::super) fn push_text(&mut self, text: &str) -> Result<Slice, Full> {
+        self.meter.grow_text(&mut self.text, text.len())?;
         let start = u32::try_from(self.text.len()).map_err(|_| Full)?;
         let len = u32::try_from(text.len()).map_err(|_| Full)?;
-        self.text.extend_from_slice(text);
+        self.text.push_str(text);
         Ok(Slice { start, len })
     }
 
-    /// A text. Only texts that are valid UTF-8 are pushed as [`Item::Text`].
+    #[inline]
     pub(in super::super) fn text(&self, slice: Slice) -> &str {
-        std::str::from_utf8(&self.text[slice.range()]).unwrap_or("")
-    }
-
-    pub(in super::super) fn bytes(&self, slice: Slice) -> &[u8] {
         &self.text[slice.range()]
     }
 
     /// The text that a value is.
+    #[inline]
     pub(in super::super) fn text_of(&self, value: Ref) -> Option<&str> {
         match self.item(value) {
             Item::Text(slice) => Some(self.text(slice)),
@@ -305,6 +321,7 @@ impl Arena {
         }
     }
 
+    #[inline]
     pub(in super::super) fn push_values(&mut self, values: &[Ref]) -> Result<Slice, Full> {
         self.meter.grow(&mut self.values, values.len())?;
         let start = u32::try_from(self.values.len()).map_err(|_| Full)?;
@@ -313,6 +330,7 @@ impl Arena {
         Ok(Slice { start, len })
     }
 
+    #[inline]
     pub(in super::super) fn values(&self, slice: Slice) -> &[Ref] {
         &self.values[slice.range()]
     }
@@ -339,6 +357,7 @@ impl Arena {
     }
 
     /// The values of a chain behind a place in it, which is moved past them.
+    #[inline]
     pub(in super::super) fn next_chunk(&self, rest: &mut Chain) -> Option<Slice> {
         let chunk = self.chunks.get(to_usize(u64::from(rest.first)))?;
         rest.first = chunk.next;
@@ -346,6 +365,7 @@ impl Arena {
     }
 
     /// What is now at the end of the arrays.
+    #[inline]
     pub(in super::super) fn watermark(&self) -> Watermark {
         let (items, values, chunks) = (self.items.len(), self.values.len(), self.chunks.len());
         Watermark { items, values, chunks, text: self.text.len(), pins: self.pins }

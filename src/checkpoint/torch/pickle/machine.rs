@@ -268,6 +268,7 @@ impl<P: Persistent> Machine<'_, '_, P> {
         super::fault(self.stream.input(), self.arena, self.at, Refusal::Full)
     }
 
+    #[inline]
     fn made(&mut self, item: Item) -> Result<Ref, Fault> {
         self.arena.push(item).map_err(|Full| self.full())
     }
@@ -276,6 +277,7 @@ impl<P: Persistent> Machine<'_, '_, P> {
         outcome.map_err(|refusal| super::fault(self.stream.input(), self.arena, self.at, refusal))
     }
 
+    #[inline]
     fn grow_stack(&mut self) -> Result<(), Fault> {
         if self.stack.len() == self.stack.capacity() {
             self.arena.meter.grow(&mut self.stack, 1).map_err(|Full| self.full())?;
@@ -283,6 +285,7 @@ impl<P: Persistent> Machine<'_, '_, P> {
         Ok(())
     }
 
+    #[inline]
     fn push(&mut self, value: Ref) -> Result<(), Fault> {
         self.grow_stack()?;
         self.stack.push(value);
@@ -300,12 +303,14 @@ impl<P: Persistent> Machine<'_, '_, P> {
     }
 
     /// The position on the stack of the last `count` values; they are above the last mark.
+    #[inline]
     fn below(&self, count: usize) -> Result<usize, Fault> {
         let floor = self.marks.last().map_or(0, |mark| mark.below);
         let start = self.stack.len().checked_sub(count).filter(|start| *start >= floor);
         start.ok_or_else(|| self.invalid(format!("expected {count} values on the stack, found fewer")))
     }
 
+    #[inline]
     fn pop(&mut self) -> Result<Ref, Fault> {
         let start = self.below(1)?;
         let value = self.stack[start];
@@ -313,6 +318,7 @@ impl<P: Persistent> Machine<'_, '_, P> {
         Ok(value)
     }
 
+    #[inline]
     fn top(&self) -> Result<Ref, Fault> {
         Ok(self.stack[self.below(1)?])
     }
@@ -369,6 +375,7 @@ impl<P: Persistent> Machine<'_, '_, P> {
         Ok(())
     }
 
+    #[inline]
     fn put(&mut self, index: u32) -> Result<(), Fault> {
         let value = self.top()?;
         if self.memo.counted > 0 {
@@ -389,6 +396,7 @@ impl<P: Persistent> Machine<'_, '_, P> {
         Ok(())
     }
 
+    #[inline]
     fn remember(&mut self, index: u32, value: Ref) {
         if let Some(place) = self.memo.fetched.place(index) {
             self.memo.values[place] = Some(value);
@@ -396,6 +404,7 @@ impl<P: Persistent> Machine<'_, '_, P> {
         }
     }
 
+    #[inline]
     fn get(&mut self, index: u32) -> Result<(), Fault> {
         let place = self.memo.fetched.place(index).expect("the first pass has met this index");
         match self.memo.values[place] {
@@ -407,6 +416,7 @@ impl<P: Persistent> Machine<'_, '_, P> {
 
 /// Numbers, texts, frames.
 impl<P: Persistent> Machine<'_, '_, P> {
+    #[inline]
     fn counted(&mut self, opcode: u8) -> Result<u64, Fault> {
         let Some(Argument::Counted(width)) = argument(opcode) else {
             return Err(self.invalid("expected an opcode with a length"));
@@ -426,9 +436,9 @@ impl<P: Persistent> Machine<'_, '_, P> {
             return self.push(Ref::PLAIN);
         }
         let text = self.stream.take(to_usize(count))?;
-        if std::str::from_utf8(text).is_err() {
+        let Ok(text) = std::str::from_utf8(text) else {
             return self.push(Ref::PLAIN);
-        }
+        };
         let pushed = self.arena.push_text(text);
         let slice = pushed.map_err(|Full| self.full())?;
         self.push_item(Item::Text(slice))
@@ -442,9 +452,11 @@ impl<P: Persistent> Machine<'_, '_, P> {
             (opcode::STRING, _) => return Err(self.invalid("expected a text in quotes")),
             (_, line) => line,
         };
-        if text.contains(&b'\\') || !text.is_ascii() {
+        let Some(text) =
+            std::str::from_utf8(text).ok().filter(|text| text.is_ascii() && !text.contains('\\'))
+        else {
             return self.push(Ref::PLAIN);
-        }
+        };
         let pushed = self.arena.push_text(text);
         let slice = pushed.map_err(|Full| self.full())?;
         self.push_item(Item::Text(slice))
@@ -516,7 +528,7 @@ impl<P: Persistent> Machine<'_, '_, P> {
         if known.is_stranger() {
             self.arena.note_stranger(&full_name);
         }
-        let name = self.arena.push_text(full_name.as_bytes()).map_err(|Full| self.full())?;
+        let name = self.arena.push_text(&full_name).map_err(|Full| self.full())?;
         self.made(Item::Class { name, known })
     }
 

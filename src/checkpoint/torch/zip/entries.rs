@@ -181,9 +181,7 @@ impl Entries {
         if !name.is_empty() && folder.split(|&byte| byte == b'/').any(has_gaps) {
             return Err("a part of the name is empty");
         }
-        if std::str::from_utf8(name).is_err() {
-            return Err("the name is not Unicode");
-        }
+        let name = std::str::from_utf8(name).map_err(|_| "the name is not Unicode")?;
         let text = arena.push_text(name).map_err(|_| "too many names")?;
         arena.meter.grow(&mut self.others, 1).map_err(|_| "too many names")?;
         let position = u32::try_from(self.others.len()).map_err(|_| "too many names")?;
@@ -206,15 +204,15 @@ impl Entries {
         self.sorted.extend((0..).take(self.others.len()));
         let (others, sorted) = (&self.others, &mut self.sorted);
         // Readers that ignore case must not find another entry than we do.
-        let name = |position: u32| arena.bytes(others[to_usize(u64::from(position))]);
-        let folded = |position: u32| name(position).iter().map(u8::to_ascii_lowercase);
+        let name = |position: u32| arena.text(others[to_usize(u64::from(position))]);
+        let folded = |position: u32| name(position).bytes().map(|byte| byte.to_ascii_lowercase());
         sorted.sort_unstable_by(|&left, &right| {
             folded(left).cmp(folded(right)).then_with(|| name(left).cmp(name(right)))
         });
         let pair = sorted.windows(2).find(|pair| folded(pair[0]).eq(folded(pair[1])));
         let is_odd = |&&position: &&u32| {
             let lower: Vec<u8> = folded(position).collect();
-            lower.starts_with(b"data/") && !name(position).starts_with(b"data/")
+            lower.starts_with(b"data/") && !name(position).starts_with("data/")
         };
         let odd = sorted.iter().find(is_odd).copied();
         if let Some(position) = pair.map(|pair| pair[1]).or(odd) {
@@ -232,8 +230,8 @@ impl Entries {
     }
 
     fn position(&self, name: &str, arena: &Arena) -> Option<usize> {
-        let text = |position: &u32| arena.bytes(self.others[to_usize(u64::from(*position))]);
-        let found = self.sorted.binary_search_by(|position| text(position).cmp(name.as_bytes())).ok()?;
+        let text = |position: &u32| arena.text(self.others[to_usize(u64::from(*position))]);
+        let found = self.sorted.binary_search_by(|position| text(position).cmp(name)).ok()?;
         // Sorting by name has left the others in their order.
         Some(self.storage_count + to_usize(u64::from(self.sorted[found])))
     }

@@ -102,7 +102,7 @@ impl Window<'_> {
 
 fn full_name(entries: &Entries, arena: &Arena, entry: &Entry) -> String {
     match entry.name.other() {
-        Some(position) => shown(arena.bytes(entries.others[position])),
+        Some(position) => shown(arena.text(entries.others[position]).as_bytes()),
         None => format!("number {:?}", entry.name),
     }
 }
@@ -135,7 +135,7 @@ fn check(
     let name = &header[LOCAL_BYTES..LOCAL_BYTES + name_bytes];
     let below = name.strip_prefix(&entries.root[..]);
     let same_name = below.is_some_and(|below| match entry.name.other() {
-        Some(position) => below == arena.bytes(entries.others[position]),
+        Some(position) => below == arena.text(entries.others[position]).as_bytes(),
         None => below.strip_prefix(b"data/").and_then(Name::storage) == Some(entry.name),
     });
     if !same_name {
