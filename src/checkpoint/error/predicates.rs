@@ -41,6 +41,7 @@ impl CheckpointError {
             | Self::DanglingLink { path, .. }
             | Self::NotRegular { path, .. }
             | Self::NoWeights { path, .. }
+            | Self::Ambiguous { path, .. }
             | Self::NotSafetensors { path, .. }
             | Self::InvalidFile { path, .. }
             | Self::NotStreamable { path, .. }

@@ -43,6 +43,18 @@ impl fmt::Display for Quoted<'_> {
     }
 }
 
+/// ``tensor `x`: ``, or nothing for an empty name.
+pub(super) struct TensorPrefix<'a>(pub(super) &'a str);
+
+impl fmt::Display for TensorPrefix<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            "" => Ok(()),
+            name => write!(f, "tensor {}: ", Quoted(name)),
+        }
+    }
+}
+
 /// ` (and 3 more)` for a count of 4.
 pub(super) struct Others(pub(super) u64);
 
