@@ -162,6 +162,14 @@ impl Checkpoint {
         self.inner.table.strides_of(id)
     }
 
+    /// Bytes of a tensor's elements alone.
+    pub(crate) fn bytes_of(&self, id: TensorId) -> u64 {
+        match self.strides_of(id) {
+            [] => self.extent_of(id).len_bytes(),
+            _ => self.tensor(id).len_bytes(),
+        }
+    }
+
     /// A tensor's file alone.
     pub(crate) fn shard_of(&self, id: TensorId) -> ShardId {
         self.inner.table.shard_of(id)

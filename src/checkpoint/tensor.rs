@@ -58,6 +58,20 @@ pub struct TensorEntry<'a> {
     pub strides: &'a [u64],
 }
 
+impl TensorEntry<'_> {
+    /// Bytes of its elements: of the extent, unless it is not row-major there.
+    ///
+    /// # Panics
+    /// Never: the size was checked when the file was opened.
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
+        match self.strides {
+            [] => self.extent.len_bytes(),
+            _ => self.dtype.tensor_bytes(self.shape).expect("the size was checked when the file was opened"),
+        }
+    }
+}
+
 /// One checked file.
 #[derive(Debug, Clone)]
 #[non_exhaustive]

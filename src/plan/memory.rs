@@ -7,6 +7,7 @@ use crate::units::{Alignment, HumanBytes, MIB, to_u64};
 
 use super::io::{is_mostly_direct, window_bytes};
 use super::layout::Layout;
+use super::permute::unit_blocks;
 use super::quantise::SCALE_SHARE;
 use super::reads::{longest_row, row_blocks};
 use super::resident::{ResidentMemory, WindowShape};
@@ -223,7 +224,11 @@ impl MemoryTerms {
         let slot_bytes_min = SLOT_BYTES_MIN.max(limits.alignment.bytes().saturating_mul(SLOT_BLOCKS_MIN));
         // Rows are not cut: a read may begin up to a row earlier, and has at least one row.
         let row_slot_bytes = row_blocks.saturating_mul(2).saturating_add(limits.alignment.bytes());
-        let slot_bytes_min = slot_bytes_min.max(row_slot_bytes);
+        // Units are not cut either, and one more is scratch; a widened read is up to four times as
+        // long.
+        let unit_blocks = unit_blocks(&layout.placements, limits.alignment);
+        let unit_slot_bytes = unit_blocks.saturating_mul(6).saturating_add(limits.alignment.bytes());
+        let slot_bytes_min = slot_bytes_min.max(row_slot_bytes).max(unit_slot_bytes);
         let smallest = RingShape { slots: SLOTS_MIN, slot_bytes: slot_bytes_min, readers: 1 };
         let smallest_budget_bytes = needs(smallest).total_bytes.div_ceil(MIB).saturating_mul(MIB);
         let budget_bytes = limits.options.host_budget_bytes;

@@ -60,14 +60,14 @@ pub(crate) fn context_of(checkpoint: &Checkpoint, layers: &Layers) -> SizeContex
     SizeContext {
         limit_bytes: memory_limit_bytes(),
         layer_bytes: layer_sizes(checkpoint, layers).map(|(_, bytes)| bytes).max(),
-        tensor_bytes: checkpoint.tensors().map(|tensor| tensor.extent.len_bytes()).max(),
+        tensor_bytes: checkpoint.tensors().map(|tensor| tensor.len_bytes()).max(),
         device_bytes: None,
     }
 }
 
 fn layer_sizes<'a>(checkpoint: &'a Checkpoint, layers: &'a Layers) -> impl Iterator<Item = (&'a str, u64)> {
     layers.as_slice().iter().map(|layer| {
-        let bytes = layer.tensors.iter().map(|tensor| checkpoint.tensor(*tensor).extent.len_bytes()).sum();
+        let bytes = layer.tensors.iter().map(|tensor| checkpoint.tensor(*tensor).len_bytes()).sum();
         (layer.id.as_str(), bytes)
     })
 }
@@ -82,12 +82,12 @@ pub(crate) fn describe(checkpoint: &Checkpoint, layers: &Layers) -> Source {
             bytes: 0,
         });
         share.tensors += 1;
-        share.bytes = share.bytes.saturating_add(tensor.extent.len_bytes());
+        share.bytes = share.bytes.saturating_add(tensor.len_bytes());
     }
     let mut dtypes: Vec<DtypeShare> = shares.into_values().collect();
     dtypes.sort_by(|left, right| right.bytes.cmp(&left.bytes).then_with(|| left.dtype.cmp(&right.dtype)));
     let largest = |(name, bytes): (&str, u64)| Largest { name: name.to_owned(), bytes };
-    let tensors = checkpoint.tensors().map(|tensor| (tensor.name, tensor.extent.len_bytes()));
+    let tensors = checkpoint.tensors().map(|tensor| (tensor.name, tensor.len_bytes()));
     Source {
         bytes: Some(checkpoint.tensor_bytes()),
         files: Some(to_u64(checkpoint.shards().len())),

@@ -277,7 +277,7 @@ impl Work<'_> {
         }
         for (tensor, _) in self.target.tensors().zip(&self.compared).filter(|(_, compared)| **compared) {
             findings.report.tensors += 1;
-            findings.report.bytes += tensor.extent.len_bytes();
+            findings.report.bytes += tensor.len_bytes();
         }
         Ok(())
     }

@@ -51,7 +51,7 @@ pub(super) fn measure(
     let total_bytes = match strategy {
         // Whole files, with the bytes between their tensors.
         SimpleStrategy::Read => needed_bytes,
-        _ => tensors.iter().map(|tensor| checkpoint.tensor(*tensor).extent.len_bytes()).sum(),
+        _ => tensors.iter().map(|tensor| checkpoint.tensor(*tensor).len_bytes()).sum(),
     };
     let mut observer = Observer::new(&session, cancel, total_bytes);
     let loaded = strategies::load(strategy, &checkpoint, &tensors, keeps, &mut |event| observer.hear(event));
