@@ -63,7 +63,7 @@ fn read_open(
         FileFormat::TorchZip | FileFormat::TorchLegacy | FileFormat::TorchTar => {
             (torch::read(&input, table)?, Coverage::Any)
         }
-        FileFormat::Gguf => (gguf::read(&input, table)?, Coverage::Any),
+        FileFormat::Gguf => (gguf::read(&input, table)?, Coverage::Apart),
     };
     let sealed = table.seal_file(mark, coverage);
     let data = sealed.map_err(|fault| layout_error(path, fault, coverage))?;
@@ -195,7 +195,7 @@ fn layout_error(path: &Path, fault: LayoutFault, coverage: Coverage) -> Checkpoi
     let path = path.to_owned();
     let data = match coverage {
         Coverage::Exact(data) => data,
-        Coverage::Any => ByteRange::default(),
+        Coverage::Any | Coverage::Apart => ByteRange::default(),
     };
     match fault {
         LayoutFault::Duplicate(key) => {
@@ -203,6 +203,15 @@ fn layout_error(path: &Path, fault: LayoutFault, coverage: Coverage) -> Checkpoi
         }
         LayoutFault::Hole { tensor, expected_start, found_start } => {
             CheckpointError::Hole { path, tensor: kept(&tensor), expected_start, found_start }
+        }
+        LayoutFault::Overlap { tensor, other, expected_start, found_start } if coverage == Coverage::Apart => {
+            let (tensor, other) = (kept(&tensor), kept(&other));
+            let reason = format!(
+                "tensor `{}`: expected its bytes behind those of `{}`, which end at byte {expected_start}",
+                tensor.escape_debug(),
+                other.escape_debug()
+            );
+            CheckpointError::InvalidFile { path, format: FileFormat::Gguf, offset: found_start, reason }
         }
         LayoutFault::Overlap { tensor, other, expected_start, found_start } => {
             let (tensor, other) = (kept(&tensor), kept(&other));

@@ -3,8 +3,8 @@
 //! Only runs are stored. A read is a slot-sized cut of a run, and its copies follow from the places
 //! of the run's tensors. So a plan grows with the number of tensors, not with their bytes.
 //!
-//! Elements that are widened grow in the slot, from their start. Such a tensor is a run of its own,
-//! with shorter reads:
+//! Elements that are widened, and blocks that become floats, grow in the slot, from their start.
+//! Such a tensor is a run of its own, with shorter reads:
 //!
 //! ```text
 //! slot    |..|elements|                    after the read
@@ -89,8 +89,8 @@ pub(super) struct ReadList {
 struct Cuts {
     slot_bytes: u64,
     alignment: Alignment,
-    /// Longest unit that must not be cut (an element to be cast, a row to be quantised), rounded up
-    /// to blocks.
+    /// Longest unit that must not be cut (an element or block to be cast, a row to be quantised),
+    /// rounded up to the alignment.
     uncut_bytes: u64,
 }
 
@@ -103,8 +103,9 @@ impl ReadList {
         slot_bytes: u64,
         alignment: Alignment,
     ) -> Result<Self, PlanError> {
-        let elements = if layout.placements.iter().any(is_split) { alignment.bytes() } else { 0 };
-        let uncut_bytes = elements.max(row_blocks(&layout.placements, alignment));
+        let units = layout.placements.iter().filter(|placement| is_split(placement, alignment));
+        let units = units.filter_map(|placement| alignment.up(placement.cast?.source_unit_bytes()));
+        let uncut_bytes = units.max().unwrap_or(0).max(row_blocks(&layout.placements, alignment));
         let cuts = Cuts { slot_bytes, alignment, uncut_bytes };
         let mut count = 0_u32;
         let mut rest = runs.iter_mut().peekable();
@@ -193,11 +194,13 @@ fn widening(placement: &Placement) -> Option<Cast> {
     placement.cast.filter(|cast| cast.is_widening())
 }
 
-/// True if a cut may fall into an element to be cast: cuts are multiples of the alignment, and so
-/// of every element size.
-fn is_split(placement: &Placement) -> bool {
-    let element_bytes = placement.cast.map(Cast::source_element_bytes);
-    element_bytes.is_some_and(|bytes| !placement.extent.start().is_multiple_of(bytes))
+/// True if a cut may fall into a unit to be cast: cuts are multiples of the alignment, and so of
+/// every element size, but not of every block's.
+fn is_split(placement: &Placement, alignment: Alignment) -> bool {
+    let unit_bytes = placement.cast.map(Cast::source_unit_bytes);
+    let is_whole = |at: u64, bytes| at.is_multiple_of(bytes);
+    unit_bytes
+        .is_some_and(|bytes| !is_whole(placement.extent.start(), bytes) || !is_whole(alignment.bytes(), bytes))
 }
 
 impl Cuts {
@@ -207,12 +210,18 @@ impl Cuts {
         // A cut moves down to the start of its element or row, so the read behind it may begin that
         // much earlier.
         let Some(cast) = run.widening(placements) else { return self.slot_bytes - self.uncut_bytes };
-        let shorter =
-            |is_split| if is_split { self.slot_bytes - self.alignment.bytes() } else { self.slot_bytes };
         let only = &placements[to_usize(u64::from(run.placements.start))];
+        let (source, target) = (cast.source_unit_bytes(), cast.target_unit_bytes());
         // The first read of a run, widened, is no longer than the others: `phase + ratio * (stride
         // - phase)`.
-        self.alignment.down(shorter(is_split(only)) * cast.source_element_bytes() / cast.to().bytes())
+        if !is_split(only, self.alignment) {
+            return self.alignment.down(self.slot_bytes * source / target);
+        }
+        // A read may begin almost a unit early, somewhere in its first block of the file:
+        // `phase + ratio * (stride + unit) <= slot`. Elements of whole alignments begin and end
+        // equally early, so they have no unit more.
+        let early = if self.alignment.bytes().is_multiple_of(source) { 0 } else { source };
+        self.alignment.down((self.slot_bytes - self.alignment.bytes()) / target * source - early)
     }
 
     /// Number of reads of a run; `None` if there are too many, or if its aligned end overflows.
@@ -236,7 +245,8 @@ impl Cuts {
     }
 }
 
-/// `at`, or the start of the unit around it: an element to be cast, or a row to be quantised.
+/// `at`, or the start of the unit around it: an element or block to be cast, or a row to be
+/// quantised.
 /// `placements` are those of one run.
 fn start_of_unit(placements: &[Placement], at: u64) -> u64 {
     let index = placements.partition_point(|placement| placement.extent.end() <= at);
@@ -244,7 +254,7 @@ fn start_of_unit(placements: &[Placement], at: u64) -> u64 {
         return at;
     };
     let row_bytes = across.quantised.map(Quantised::source_row_bytes);
-    let unit_bytes = row_bytes.or(across.cast.map(Cast::source_element_bytes));
+    let unit_bytes = row_bytes.or(across.cast.map(Cast::source_unit_bytes));
     unit_bytes.map_or(at, |bytes| at - (at - across.extent.start()) % bytes)
 }
 
