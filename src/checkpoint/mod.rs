@@ -16,11 +16,12 @@
 //! | `format` | what every format gives |
 //! | `tensor`, `metadata` | the table of tensors; the free text of a header |
 //! | `json` | a strict, streaming JSON reader |
-//! | `error`, `identity`, `dtype`, `options`, `path_rule`, `text_sort` | used by the files above |
+//! | `error`, `identity`, `dtype`, `block_type`, `options`, `path_rule`, `text_sort` | used by the files above |
 
 use std::path::Path;
 use std::sync::Arc;
 
+pub use self::block_type::BlockType;
 pub use self::dtype::{DType, UnknownDType};
 pub use self::error::{CheckpointError, JsonSection};
 pub use self::format::FileFormat;
@@ -34,6 +35,7 @@ pub use self::options::OpenOptions;
 pub(crate) use self::path_rule::relative as relative_name;
 pub use self::tensor::{Shard, ShardId, TensorEntry, TensorId};
 
+mod block_type;
 mod directory;
 mod dtype;
 mod error;

@@ -144,6 +144,8 @@ pub(super) enum Coverage {
     Exact(ByteRange),
     /// Any; tensors may share bytes.
     Any,
+    /// Any; tensors may not overlap.
+    Apart,
 }
 
 impl Record {
@@ -418,16 +420,18 @@ impl TensorTable {
         }
         let data = match coverage {
             Coverage::Exact(data) => data,
-            Coverage::Any => self.hull(mark),
+            Coverage::Any | Coverage::Apart => self.hull(mark),
         };
-        if coverage == Coverage::Any {
-            self.check_aliases(mark)?;
-        } else {
-            self.check_coverage(mark.records, data)?;
-            for record in &mut self.records[mark.records..] {
-                // No overflow: by the coverage check, both are inside the file.
-                record.start += data.start();
-                record.end += data.start();
+        match coverage {
+            Coverage::Any => self.check_aliases(mark)?,
+            Coverage::Apart => self.check_apart(mark)?,
+            Coverage::Exact(data) => {
+                self.check_coverage(mark.records, data)?;
+                for record in &mut self.records[mark.records..] {
+                    // No overflow: by the coverage check, both are inside the file.
+                    record.start += data.start();
+                    record.end += data.start();
+                }
             }
         }
         self.file_ends.push(file_end);
@@ -485,6 +489,18 @@ impl TensorTable {
             Some(alias) => Err(LayoutFault::Duplicate(name(alias).to_owned())),
             None => Ok(()),
         }
+    }
+
+    /// Refuses a file in which two tensors share bytes.
+    fn check_apart(&self, mark: Mark) -> Result<(), LayoutFault> {
+        let records = &self.records[mark.records..];
+        let Some(overlap) = records.windows(2).find(|pair| pair[1].start < pair[0].end) else {
+            return Ok(());
+        };
+        let [other, tensor] = [&overlap[0], &overlap[1]];
+        let (expected_start, found_start) = (other.end, tensor.start);
+        let (tensor, other) = (self.name(tensor).to_owned(), self.name(other).to_owned());
+        Err(LayoutFault::Overlap { tensor, other, expected_start, found_start })
     }
 
     fn check_coverage(&self, first: usize, data: ByteRange) -> Result<(), LayoutFault> {

@@ -21,6 +21,8 @@ const SLOTS_MIN: u32 = 4;
 const SLOT_BYTES_MIN: u64 = MIB;
 /// Aligned blocks that a slot holds at least.
 const SLOT_BLOCKS_MIN: u64 = 8;
+/// The same where blocks of elements become floats: up to 21 times the bytes.
+const SLOT_BLOCKS_OF_FLOATS_MIN: u64 = 64;
 /// Larger slots are not faster: reads and copies already run at the speed of the link.
 const SLOT_BYTES_MAX: u64 = 4 * MIB;
 /// The same without a link to a device: with smaller slots less memory is in use at once, so more
@@ -221,7 +223,12 @@ impl MemoryTerms {
         let needs = |ring: RingShape| Needs::of(ring, limits.options.io, scratch, fixed_bytes);
         // So that a read of one block fits whatever its phase, that a read starting one block
         // earlier still makes progress, and that both hold for a read widened four times.
-        let slot_bytes_min = SLOT_BYTES_MIN.max(limits.alignment.bytes().saturating_mul(SLOT_BLOCKS_MIN));
+        let is_decoded = |placement: &Placement| placement.cast.is_some_and(|cast| cast.unit_elements() > 1);
+        let blocks = match layout.placements.iter().any(is_decoded) {
+            true => SLOT_BLOCKS_OF_FLOATS_MIN,
+            false => SLOT_BLOCKS_MIN,
+        };
+        let slot_bytes_min = SLOT_BYTES_MIN.max(limits.alignment.bytes().saturating_mul(blocks));
         // Rows are not cut: a read may begin up to a row earlier, and has at least one row.
         let row_slot_bytes = row_blocks.saturating_mul(2).saturating_add(limits.alignment.bytes());
         // Units are not cut either, and one more is scratch; a widened read is up to four times as

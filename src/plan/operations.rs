@@ -148,7 +148,7 @@ impl Placement {
     pub(super) fn uncut_bytes(&self) -> Option<u64> {
         let permuted = self.permuted_unit_bytes.map(|bytes| u64::from(bytes.get()));
         let row = self.quantised.map(Quantised::source_row_bytes);
-        permuted.or(row).or(self.cast.map(Cast::source_element_bytes))
+        permuted.or(row).or(self.cast.map(Cast::source_unit_bytes))
     }
 
     /// True if reads are planned for it.

@@ -3,8 +3,8 @@
 //! Only runs are stored. A read is a slot-sized cut of a run, and its copies follow from the places
 //! of the run's tensors. So a plan grows with the number of tensors, not with their bytes.
 //!
-//! Elements that are widened grow in the slot, from their start. Such a tensor is a run of its own,
-//! with shorter reads:
+//! Elements that are widened, and blocks that become floats, grow in the slot, from their start.
+//! Such a tensor is a run of its own, with shorter reads:
 //!
 //! ```text
 //! slot    |..|elements|                    after the read
@@ -91,8 +91,8 @@ pub(super) struct ReadList {
 struct Cuts {
     slot_bytes: u64,
     alignment: Alignment,
-    /// Longest unit that must not be cut (an element to be cast, a row to be quantised), rounded up
-    /// to blocks.
+    /// Longest unit that must not be cut (an element or block to be cast, a row to be quantised),
+    /// rounded up to the alignment.
     uncut_bytes: u64,
 }
 
@@ -105,8 +105,9 @@ impl ReadList {
         slot_bytes: u64,
         alignment: Alignment,
     ) -> Result<Self, PlanError> {
-        let elements = if layout.placements.iter().any(is_split) { alignment.bytes() } else { 0 };
-        let uncut_bytes = elements.max(row_blocks(&layout.placements, alignment));
+        let units = layout.placements.iter().filter(|placement| is_split(placement, alignment));
+        let units = units.filter_map(|placement| alignment.up(placement.cast?.source_unit_bytes()));
+        let uncut_bytes = units.max().unwrap_or(0).max(row_blocks(&layout.placements, alignment));
         let uncut_bytes = uncut_bytes.max(unit_blocks(&layout.placements, alignment));
         let cuts = Cuts { slot_bytes, alignment, uncut_bytes };
         let mut count = 0_u32;
@@ -202,11 +203,14 @@ fn widening(placement: &Placement) -> Option<Cast> {
     placement.cast.filter(|cast| cast.is_widening())
 }
 
-/// True if a cut may fall into an element to be cast: cuts are multiples of the alignment, and so
-/// of every element size.
-fn is_split(placement: &Placement) -> bool {
-    let element_bytes = placement.cast.map(Cast::source_element_bytes);
-    element_bytes.is_some_and(|bytes| !placement.extent.start().is_multiple_of(bytes))
+/// True if a cut may fall into a unit to be cast: cuts are multiples of the alignment, and so of
+/// every element size, but not of every block's.
+fn is_split(placement: &Placement, alignment: Alignment) -> bool {
+    let unit_bytes = placement.cast.map(Cast::source_unit_bytes);
+    let is_whole = |at: u64, bytes| at.is_multiple_of(bytes);
+    unit_bytes.is_some_and(|bytes| {
+        !is_whole(placement.extent.start(), bytes) || !is_whole(alignment.bytes(), bytes)
+    })
 }
 
 impl Cuts {
@@ -216,15 +220,21 @@ impl Cuts {
         // A cut moves down to the start of its element or row, so the read behind it may begin that
         // much earlier.
         let only = run.first(placements);
-        // The scratch of a unit is at the end of the slot.
-        let unit_bytes = unit_blocks(std::slice::from_ref(only), self.alignment);
-        let Some(cast) = widening(only) else { return self.slot_bytes - self.uncut_bytes - unit_bytes };
-        let shorter =
-            |is_split| if is_split { self.slot_bytes - self.alignment.bytes() } else { self.slot_bytes };
+        // The scratch of a unit to be permuted is at the end of the slot.
+        let scratch_bytes = unit_blocks(std::slice::from_ref(only), self.alignment);
+        let Some(cast) = widening(only) else { return self.slot_bytes - self.uncut_bytes - scratch_bytes };
+        let (source, target) = (cast.source_unit_bytes(), cast.target_unit_bytes());
         // The first read of a run, widened, is no longer than the others: `phase + ratio * (stride
         // - phase)`.
-        let widened = shorter(is_split(only)) * cast.source_element_bytes() / cast.to().bytes();
-        self.alignment.down(widened) - unit_bytes
+        if !is_split(only, self.alignment) {
+            return self.alignment.down(self.slot_bytes * source / target) - scratch_bytes;
+        }
+        // A read may begin almost a unit early, somewhere in its first block of the file:
+        // `phase + ratio * (stride + unit) <= slot`. Elements of whole alignments begin and end
+        // equally early, so they have no unit more.
+        let early = if self.alignment.bytes().is_multiple_of(source) { 0 } else { source };
+        let widened = (self.slot_bytes - self.alignment.bytes()) / target * source - early;
+        self.alignment.down(widened) - scratch_bytes
     }
 
     /// Number of reads of a run; `None` if there are too many, or if its aligned end overflows.

@@ -86,7 +86,7 @@ pub enum CheckpointError {
 
     /// The file is of no format that is read: safetensors, PyTorch, GGUF.
     #[error("{}: expected a safetensors, PyTorch or GGUF file, found {found}", path.display())]
-    NotSafetensors {
+    UnknownFormat {
         /// The file.
         path: PathBuf,
         /// A guess from its first bytes, or its length if it is too short.

@@ -42,7 +42,7 @@ impl CheckpointError {
             | Self::NotRegular { path, .. }
             | Self::NoWeights { path, .. }
             | Self::Ambiguous { path, .. }
-            | Self::NotSafetensors { path, .. }
+            | Self::UnknownFormat { path, .. }
             | Self::InvalidFile { path, .. }
             | Self::NotStreamable { path, .. }
             | Self::HeaderExceedsFile { path, .. }

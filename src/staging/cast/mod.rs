@@ -180,7 +180,7 @@ mod tests {
     }
 
     fn check_with(level: Level, cast: Cast, numbers: &[u64]) -> Vec<u64> {
-        let [from_bytes, to_bytes] = [cast.source_element_bytes(), cast.to().bytes()].map(to_usize);
+        let [from_bytes, to_bytes] = [cast.source_unit_bytes(), cast.to().bytes()].map(to_usize);
         let source: Vec<u8> =
             numbers.iter().flat_map(|number| number.to_le_bytes()[..from_bytes].to_vec()).collect();
         let mut bytes = source.clone();
@@ -202,8 +202,8 @@ mod tests {
 
     #[test]
     fn every_number_of_up_to_16_bits() {
-        for cast in every_cast().filter(|cast| cast.source_element_bytes() <= 2) {
-            let count = 1_u64 << (8 * cast.source_element_bytes());
+        for cast in every_cast().filter(|cast| cast.source_unit_bytes() <= 2) {
+            let count = 1_u64 << (8 * cast.source_unit_bytes());
             let numbers: Vec<u64> = (0..count).collect();
             let found = check(cast, &numbers);
             // Second opinions, where there are some.
@@ -356,7 +356,7 @@ mod tests {
     fn any_place_and_any_length_and_nothing_around_it() {
         let bytes: Vec<u8> = seeded(400).flat_map(u64::to_le_bytes).collect();
         for cast in every_cast() {
-            let [from_bytes, to_bytes] = [cast.source_element_bytes(), cast.to().bytes()].map(to_usize);
+            let [from_bytes, to_bytes] = [cast.source_unit_bytes(), cast.to().bytes()].map(to_usize);
             let expected = cast_bytes(&bytes[..300 * from_bytes], cast);
             for (start, count) in (0..20).flat_map(|start| [0, 1, 2, 127, 128, 129, 300].map(|n| (start, n)))
             {
@@ -413,7 +413,7 @@ mod tests {
             let words = seeded(to_usize(u64::from(mib)) << 17).map(|word| ordinary(word, cast.source()));
             let pristine: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
             // The larger side fills the buffer, as it does in a slot.
-            let ratio = (cast.to().bytes() / cast.source_element_bytes()).max(1);
+            let ratio = (cast.to().bytes() / cast.source_unit_bytes()).max(1);
             let source_bytes = pristine.len() / to_usize(ratio);
             let mut bytes = pristine.clone();
             let rates: Vec<String> = levels()
