@@ -2,7 +2,7 @@
 //! maps.
 
 use onelayer_system::units::to_u64;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use onelayer::checkpoint::{Checkpoint, OpenOptions};
@@ -84,6 +84,7 @@ pub(crate) fn describe(checkpoint: &Checkpoint, layers: &Layers) -> Source {
         share.tensors += 1;
         share.bytes = share.bytes.saturating_add(tensor.len_bytes());
     }
+    let formats: BTreeSet<&str> = checkpoint.shards().iter().map(|shard| shard.format.name()).collect();
     let mut dtypes: Vec<DtypeShare> = shares.into_values().collect();
     dtypes.sort_by(|left, right| right.bytes.cmp(&left.bytes).then_with(|| left.dtype.cmp(&right.dtype)));
     let largest = |(name, bytes): (&str, u64)| Largest { name: name.to_owned(), bytes };
@@ -91,6 +92,7 @@ pub(crate) fn describe(checkpoint: &Checkpoint, layers: &Layers) -> Source {
     Source {
         bytes: Some(checkpoint.tensor_bytes()),
         files: Some(to_u64(checkpoint.shards().len())),
+        formats: formats.into_iter().map(str::to_owned).collect(),
         tensors: Some(to_u64(checkpoint.tensor_count())),
         layers: Some(to_u64(layers.as_slice().len())),
         dtypes,
