@@ -40,6 +40,8 @@ mod directory;
 mod dtype;
 mod error;
 mod file;
+#[cfg(test)]
+pub(crate) mod for_tests;
 mod format;
 mod gguf;
 mod header;
