@@ -1,6 +1,7 @@
 //! Opens a checkpoint and prints the time and the memory of it, as one JSON object.
 //!
 //! `cargo run --release -p onelayer --example open_checkpoint -- CHECKPOINT`
+#![allow(clippy::print_stdout, reason = "an example prints")]
 
 use std::error::Error;
 use std::time::Instant;

@@ -151,7 +151,7 @@ impl Input<'_> {
         };
         let strides =
             || format!("strides {} for shape {}", shape_text(tensor.strides), shape_text(tensor.shape));
-        let steps = tensor.shape.iter().zip(tensor.strides);
+        let mut steps = tensor.shape.iter().zip(tensor.strides);
         if tensor.shape.len() != tensor.strides.len() {
             return Err(refuse(strides(), "the file is not what torch.save writes"));
         }
@@ -161,8 +161,8 @@ impl Input<'_> {
         let element_bytes = tensor.dtype.bits().filter(|bits| bits.is_multiple_of(8)).map(|bits| bits / 8);
         let element_bytes =
             element_bytes.ok_or_else(|| refuse(strides(), "packed types cannot have strides"))?;
-        let last = steps
-            .fold(Some(0_u64), |last, (&len, &stride)| last?.checked_add((len - 1).checked_mul(stride)?));
+        let last =
+            steps.try_fold(0_u64, |last, (&len, &stride)| last.checked_add((len - 1).checked_mul(stride)?));
         let spanned = last.and_then(|last| last.checked_add(1)?.checked_mul(element_bytes));
         spanned.ok_or_else(|| refuse(strides(), "no file has so many bytes"))
     }

@@ -168,7 +168,7 @@ impl Span {
         Some(Self { start: start.try_into().ok()?, len: len.checked_sub(start)?.try_into().ok()? })
     }
 
-    pub(super) fn range(self) -> std::ops::Range<usize> {
+    pub(super) fn range(self) -> Range<usize> {
         let start = to_usize(u64::from(self.start));
         start..start + to_usize(u64::from(self.len))
     }
