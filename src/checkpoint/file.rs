@@ -14,7 +14,7 @@ use super::format::{Contents, Input};
 use super::header::HeaderParser;
 use super::identity::{FileIdentity, OpenFault, open_regular};
 use super::json::JsonReader;
-use super::options::OpenOptions;
+use super::options::{OpenOptions, Selection};
 use super::tensor::{Coverage, LayoutFault, Mark, Shard, TensorTable};
 use super::{FileFormat, gguf, torch};
 use crate::units::{ByteRange, to_u64, to_usize};
@@ -58,6 +58,12 @@ fn read_open(
 ) -> Result<(Shard, Vec<String>), CheckpointError> {
     let format = format_of(file);
     let input = Input { path, file, len_bytes: identity.len_bytes, format, prefix, options };
+    if let (Selection::Named(part), FileFormat::Safetensors | FileFormat::Gguf) = (&options.selection, format)
+    {
+        let (path, part, found) =
+            (path.to_owned(), kept(part), format!("a {format} file, which has no parts"));
+        return Err(CheckpointError::NoSuchPart { path, part, found });
+    }
     let (contents, coverage) = match format {
         FileFormat::Safetensors => safetensors(&input, table)?,
         FileFormat::TorchZip | FileFormat::TorchLegacy | FileFormat::TorchTar => {

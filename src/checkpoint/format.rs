@@ -167,6 +167,16 @@ impl Input<'_> {
         spanned.ok_or_else(|| refuse(strides(), "no file has so many bytes"))
     }
 
+    /// The longest pickle, in bytes. It spells a tensor at greater length than a JSON header does.
+    pub(super) fn pickle_bytes_max(&self) -> u64 {
+        self.options.header_bytes_max.saturating_mul(2)
+    }
+
+    /// The system refused to read.
+    pub(super) fn io(&self, source: std::io::Error) -> CheckpointError {
+        CheckpointError::Io { path: self.path.to_owned(), operation: "read", source }
+    }
+
     /// An error about the file's format: `reason` at byte `offset`.
     pub(super) fn invalid(&self, offset: u64, reason: impl Into<String>) -> CheckpointError {
         let (path, format) = (self.path.to_owned(), self.format);
