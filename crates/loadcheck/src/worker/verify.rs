@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
-use onelayer::checkpoint::{Checkpoint, ShardId};
+use onelayer::checkpoint::{Checkpoint, ShardId, TensorEntry};
 use onelayer::load::{LoadedLayer, LoadedTensor};
 use onelayer::plan::{Cast, Placement};
 use onelayer::{DType, FloatType, LoadPlan};
@@ -106,7 +106,11 @@ impl Verifier {
         while in_file < file_bytes {
             let len = self.in_file.len().min(usize::try_from(file_bytes - in_file).unwrap_or(usize::MAX));
             let piece = &mut self.in_file[..len];
-            read_wanted(file, placement, in_file, piece).map_err(unreadable)?;
+            match entry.strides {
+                [] => read_wanted(file, placement, in_file, piece),
+                _ => read_elements(file, &entry, in_file, piece),
+            }
+            .map_err(unreadable)?;
             let expected_len = placement.cast.map_or(len, |cast| narrow(cast, piece));
             let found = &mut self.delivered[..expected_len];
             let is_there = tensor.read(delivered, found).map_err(|error| Failure::of(&error, None))?;
@@ -139,6 +143,24 @@ fn read_wanted(file: &File, placement: &Placement, start: u64, target: &mut [u8]
         file.read_exact_at(target, extent.start() + run * gather.stride_bytes() + in_run)?;
         at += to_u64(target.len());
         rest = behind;
+    }
+    Ok(())
+}
+
+/// Reads elements of a tensor that is not row-major in its file, one by one, from the `start`th
+/// byte of its row-major order on.
+fn read_elements(file: &File, entry: &TensorEntry<'_>, start: u64, target: &mut [u8]) -> std::io::Result<()> {
+    let element_bytes = entry.dtype.bits().unwrap_or(8) / 8;
+    let element_len = usize::try_from(element_bytes).unwrap_or(usize::MAX);
+    for (number, target) in (start / element_bytes..).zip(target.chunks_mut(element_len)) {
+        let mut rest = number;
+        let inward = entry.shape.iter().zip(entry.strides).rev();
+        let places = inward.map(|(len, stride)| {
+            let index = rest % len;
+            rest /= len;
+            index * stride
+        });
+        file.read_exact_at(target, entry.extent.start() + places.sum::<u64>() * element_bytes)?;
     }
     Ok(())
 }
