@@ -5,11 +5,12 @@ use onelayer_system::units::to_u64;
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
-use onelayer::checkpoint::{Checkpoint, OpenOptions};
+use onelayer::checkpoint::Checkpoint;
 use onelayer::layers::{LayerMap, Layers};
 use onelayer_fit::{DeviceMap, ModelConfig, Tier};
 use onelayer_system::small_file::{self, SmallFileError};
 
+use crate::config::Opening;
 use crate::library_errors;
 use crate::machine::memory_limit_bytes;
 use crate::problem::{Code, Problem};
@@ -27,11 +28,8 @@ const DEVICE_MAP_BYTES_MAX: u64 = 256 << 20;
 ///
 /// # Errors
 /// Everything that is wrong with it.
-pub(crate) fn open_checkpoint(path: &Path, opaque_dtypes: bool) -> Result<Checkpoint, Vec<Problem>> {
-    OpenOptions::new()
-        .allow_opaque_dtypes(opaque_dtypes)
-        .open(path)
-        .map_err(|error| library_errors::checkpoint(&error))
+pub(crate) fn open_checkpoint(path: &Path, opening: &Opening) -> Result<Checkpoint, Vec<Problem>> {
+    opening.options().open(path).map_err(|error| library_errors::checkpoint(&error))
 }
 
 /// Reads the override of the grouping, if there is one.

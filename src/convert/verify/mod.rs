@@ -112,7 +112,7 @@ impl Verification {
             Some(path) => OpenManifest::open(path)?,
             None => None,
         };
-        let checkpoint = match self.open_options.open(directory) {
+        let checkpoint = match self.open_options.clone().of_weights().open(directory) {
             Ok(checkpoint) => Some(checkpoint),
             Err(error) => {
                 findings.add_faults_of_files(error, root.as_deref(), manifest.is_some())?;
