@@ -10,6 +10,8 @@
 //! wider      |1|2|3|.....|   ->   |1 |2 |3 |  |      block by block, backwards
 //! ```
 //!
+//! Blocks of GGUF files become floats the same way (`ggml`).
+//!
 //! Readers call it with the steps of [`LoadPlan::casts`](crate::plan::LoadPlan::casts). `floats`
 //! casts one element, `blocks` a block of them, `pieces` the part of a read that has arrived;
 //! `quantise` makes values and scales. Loops are compiled once per instruction set ([`Level`]), and
@@ -32,6 +34,7 @@ pub(crate) use self::quantise::{Loss, quantise_step};
 mod blocks;
 mod dequantise;
 mod floats;
+mod ggml;
 mod level;
 mod pieces;
 #[cfg(not(loom))]
@@ -87,8 +90,12 @@ fn cast_in_place(
     source_bytes: usize,
     cast: Cast,
 ) -> u64 {
-    let elements = Elements { level, bytes, source_start, source_bytes, can_overflow: cast.can_overflow() };
     let to = cast.to();
+    if let DType::Block(block) = cast.source() {
+        assert_eq!(source_start, 0, "what grows is cast from the back");
+        return ggml::decode(level, bytes, source_bytes, block, to);
+    }
+    let elements = Elements { level, bytes, source_start, source_bytes, can_overflow: cast.can_overflow() };
     match cast.source() {
         DType::F64 => doubles(elements, to, f64::from_le_bytes),
         #[cfg(target_arch = "x86_64")]
