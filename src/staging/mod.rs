@@ -16,7 +16,7 @@
 //! The files, in the order of what they need of each other: `memory`, `pin`, `free_list`, `ring`;
 //! `gather`, `permute`, `cast` and `copy` work on the bytes of a slot.
 
-pub use self::cast::dequantise;
+pub use self::cast::{decode_blocks, dequantise};
 pub use self::memory::RingMode;
 pub(crate) use self::pin::Pinner;
 pub use self::pin::Pinning;

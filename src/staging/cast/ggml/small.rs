@@ -40,11 +40,7 @@ fn with_top_bits(mut nibbles: [u8; 32], top: [u8; 4]) -> [u8; 32] {
 }
 
 #[inline(always)]
-fn each<const LEN: usize, T: Copy>(
-    codes: &[T; LEN],
-    singles: &mut [Single; LEN],
-    number: impl Fn(T) -> f32,
-) {
+fn each<const LEN: usize, T: Copy>(codes: &[T; LEN], singles: &mut [Single; LEN], number: impl Fn(T) -> f32) {
     for (single, &code) in singles.iter_mut().zip(codes) {
         *single = number(code).to_le_bytes();
     }
