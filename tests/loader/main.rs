@@ -47,3 +47,4 @@ mod residency;
 mod score;
 mod source_checkpoint;
 mod tensors;
+mod torch_million;

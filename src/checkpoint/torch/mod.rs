@@ -7,6 +7,8 @@
 //! | `parts` | chooses a part of the file, and fills the table of tensors |
 //! | `tree` | containers of the pickle: which hold tensors, under which names |
 //! | `zip` | archives of torch 1.6 and later |
+//! | `legacy`, `tar` | the formats before |
+//! | `storage_id` | how a pickle names its storages |
 //! | `pickle` | a machine that reads pickles |
 //! | `element`, `stream` | torch's element types; reading a part of a file |
 
@@ -16,15 +18,21 @@ use super::format::{Contents, Input};
 use super::metadata::FileMetadata;
 use super::tensor::TensorTable;
 
+use self::legacy::Legacy;
 use self::parts::Contained;
-use self::pickle::Arena;
+use self::pickle::{Arena, Ref};
+use self::tar::Tar;
 use self::tree::Survey;
 use self::zip::Archive;
+use crate::footprint::Held;
 
 mod element;
+mod legacy;
 mod parts;
 mod pickle;
+mod storage_id;
 mod stream;
+mod tar;
 mod tree;
 mod zip;
 
@@ -57,13 +65,33 @@ pub(super) fn read(input: &Input<'_>, table: &mut TensorTable) -> Result<Content
     let notes = match input.format {
         FileFormat::TorchZip => {
             let (archive, root) = Archive::read(input, &mut arena)?;
-            let survey = Survey::of(&arena, root);
-            let held = archive.add_to(arena.held()).and(survey.heap_bytes());
-            table.note_beside(held);
-            let contained = Contained { arena: &arena, survey: &survey, root };
-            contained.deliver(input, table, |storage| Some(archive.start_of(storage)))?
+            let held = archive.add_to(arena.held());
+            deliver(input, table, &arena, root, held, |storage| Some(archive.start_of(storage)))?
         }
-        _ => return Err(input.refused("", "an old PyTorch file", "not yet read")),
+        FileFormat::TorchTar => {
+            let (tar, root) = Tar::read(input, &mut arena)?;
+            let held = tar.add_to(arena.held());
+            deliver(input, table, &arena, root, held, |storage| Some(tar.start_of(storage)))?
+        }
+        _ => {
+            let (legacy, root) = Legacy::read(input, &mut arena)?;
+            let held = legacy.add_to(arena.held());
+            deliver(input, table, &arena, root, held, |storage| legacy.start_of(storage))?
+        }
     };
     Ok(Contents { metadata: FileMetadata::default(), notes })
+}
+
+/// Fills the table with the tensors below `root`. `held` is what was needed to read the pickle.
+fn deliver(
+    input: &Input<'_>,
+    table: &mut TensorTable,
+    arena: &Arena,
+    root: Ref,
+    held: Held,
+    start_of: impl Fn(u32) -> Option<u64>,
+) -> Result<Vec<String>, CheckpointError> {
+    let survey = Survey::of(arena, root);
+    table.note_beside(held.and(survey.heap_bytes()));
+    Contained { arena, survey: &survey, root }.deliver(input, table, start_of)
 }

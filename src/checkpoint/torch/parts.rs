@@ -69,6 +69,7 @@ impl Contained<'_> {
                 }
             }
             _ if self.contains(chosen.value) == Contains::default() => {}
+            Item::Object { .. } if chosen.value == self.root => delivery.add(table, "", chosen.value)?,
             _ => delivery.add(table, &chosen.name, chosen.value)?,
         }
         Ok(self.notes(&chosen))

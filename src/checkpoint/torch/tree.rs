@@ -193,7 +193,9 @@ impl<'a> Walk<'a> {
 
     /// The next tensor, or an opaque object that holds tensors.
     pub(super) fn next(&mut self) -> Result<Option<Ref>, TreeFault> {
-        while let Some((open, name_bytes, index)) = self.opened.last_mut() {
+        loop {
+            let is_inside = self.opened.len() > 1;
+            let Some((open, name_bytes, index)) = self.opened.last_mut() else { return Ok(None) };
             self.name.truncate(*name_bytes);
             self.steps_left = self.steps_left.checked_sub(1).ok_or(TreeFault::Shared)?;
             let Some((key, value)) = open.next(self.arena) else {
@@ -206,7 +208,7 @@ impl<'a> Walk<'a> {
             if !contains.tensors() && !contains.hidden() {
                 continue;
             }
-            if !self.name.is_empty() {
+            if is_inside {
                 self.name.push('.');
             }
             match key {
@@ -222,7 +224,6 @@ impl<'a> Walk<'a> {
                 _ => return Ok(Some(value)),
             }
         }
-        Ok(None)
     }
 
     fn enter(&mut self, value: Ref) -> Result<(), TreeFault> {

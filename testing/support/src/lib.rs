@@ -8,6 +8,7 @@ pub mod cuda_sim;
 pub mod driver;
 pub mod layouts;
 pub mod safetensors_file;
+pub mod torch_file;
 
 mod again;
 mod checkpoints;

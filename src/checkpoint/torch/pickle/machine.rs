@@ -3,7 +3,6 @@
 //! The second pass through the text; [`scan`](super::scan) was the first. The machine does not
 //! recurse: nesting is a list of marks. Its own lists grow through the meter of the arena.
 
-use super::super::super::CheckpointError;
 use super::super::stream::{Fault, Stream, TAKE_BYTES_MAX};
 use super::arena::{Arena, Chain, Full, Item, Ref, Watermark};
 use super::class::Known;
@@ -266,9 +265,7 @@ impl<P: Persistent> Machine<'_, '_, P> {
     }
 
     fn full(&self) -> Fault {
-        let (path, limit_bytes) = (self.stream.input().path.to_owned(), self.arena.meter.limit_bytes());
-        let (what, found_bytes) = ("description of the pickle", limit_bytes.saturating_add(1));
-        Box::new(CheckpointError::OverLimit { path, what, found_bytes, limit_bytes })
+        super::fault(self.stream.input(), self.arena, self.at, Refusal::Full)
     }
 
     fn made(&mut self, item: Item) -> Result<Ref, Fault> {
@@ -276,10 +273,7 @@ impl<P: Persistent> Machine<'_, '_, P> {
     }
 
     fn check<T>(&self, outcome: Result<T, Refusal>) -> Result<T, Fault> {
-        outcome.map_err(|refusal| match refusal {
-            Refusal::Full => self.full(),
-            Refusal::Invalid(reason) => self.invalid(reason),
-        })
+        outcome.map_err(|refusal| super::fault(self.stream.input(), self.arena, self.at, refusal))
     }
 
     fn grow_stack(&mut self) -> Result<(), Fault> {

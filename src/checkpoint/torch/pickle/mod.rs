@@ -48,12 +48,22 @@ pub(super) fn read(
     };
     let memo_bytes = survey.fetched.heap_bytes() + 8 * to_u64(survey.fetched.len());
     if arena.meter.add(memo_bytes).is_err() {
-        let (path, limit_bytes) = (input.path.to_owned(), arena.meter.limit_bytes());
-        let (what, found_bytes) = ("description of the pickle", limit_bytes.saturating_add(1));
-        return Err(Box::new(CheckpointError::OverLimit { path, what, found_bytes, limit_bytes }));
+        return Err(fault(input, arena, text.start(), Refusal::Full));
     }
     let text = ByteRange::new(text.start(), survey.end).expect("a pickle ends behind its start");
     let mut stream = Stream::new(input, text);
     let value = machine::Machine::new(&mut stream, arena, persistent, survey.fetched).run()?;
     Ok((value, survey.end))
+}
+
+/// The error for a value that was refused at an offset of the file.
+pub(super) fn fault(input: &Input<'_>, arena: &Arena, at: u64, refusal: Refusal) -> Fault {
+    Box::new(match refusal {
+        Refusal::Invalid(reason) => input.invalid(at, reason),
+        Refusal::Full => {
+            let (path, limit_bytes) = (input.path.to_owned(), arena.meter.limit_bytes());
+            let (what, found_bytes) = ("description of the pickle", limit_bytes.saturating_add(1));
+            CheckpointError::OverLimit { path, what, found_bytes, limit_bytes }
+        }
+    })
 }

@@ -128,6 +128,11 @@ impl Entries {
         let widened = sizes.widen(extra, [len == u32::MAX, packed == u32::MAX, start == u32::MAX]);
         stream.skip(to_u64(comment_bytes))?;
         widened.map_err(|reason| invalid(stream, format!("entry {}: {reason}", shown(name))))?;
+        if is_code(name) {
+            let found = "a TorchScript archive, which holds code beside its tensors";
+            let advice = "save torch.jit.load(file).state_dict() with torch.save";
+            return Err(Box::new(stream.input().refused("", found, advice)));
+        }
         if flags & !FLAGS_ALLOWED != 0 || method != 0 || sizes.packed != sizes.len {
             let what = match flags & 1 {
                 1 => "encrypted",
@@ -233,11 +238,6 @@ impl Entries {
         Some(self.storage_count + to_usize(u64::from(self.sorted[found])))
     }
 
-    /// True if a name begins like this.
-    pub(super) fn any_below(&self, folder: &str, arena: &Arena) -> bool {
-        self.others.iter().any(|&name| arena.bytes(name).starts_with(folder.as_bytes()))
-    }
-
     /// The position of the storage with this key. Storages are mostly asked for in their order, so
     /// the one at `near` and the next are tried first.
     pub(super) fn storage(&self, key: &str, near: usize, arena: &Arena) -> Option<usize> {
@@ -260,6 +260,13 @@ impl Entries {
     pub(super) fn add_to(&self, held: Held) -> Held {
         held.grown_list(&self.entries).grown_list(&self.others).list(&self.sorted)
     }
+}
+
+/// True for the names of a TorchScript archive's code.
+fn is_code(full_name: &[u8]) -> bool {
+    let slash = full_name.iter().position(|&byte| byte == b'/');
+    let below = slash.map_or(full_name, |slash| &full_name[slash + 1..]);
+    below == b"constants.pkl" || below.starts_with(b"code/")
 }
 
 /// The sizes of an entry, which may be in its extra field.

@@ -12,7 +12,8 @@
 
 use super::super::CheckpointError;
 use super::super::format::Input;
-use super::pickle::{self, Arena, Item, Known, Persistent, Ref, Refusal};
+use super::pickle::{self, Arena, Item, Persistent, Ref, Refusal};
+use super::storage_id::StorageId;
 use crate::footprint::Held;
 use crate::units::{ByteRange, to_u64, to_usize};
 
@@ -37,11 +38,6 @@ impl Archive {
     pub(super) fn read(input: &Input<'_>, arena: &mut Arena) -> Result<(Self, Ref), CheckpointError> {
         let directory = end::find(input)?;
         let entries = Entries::read(input, directory, arena)?;
-        if entries.named("constants.pkl", arena).is_some() || entries.any_below("code/", arena) {
-            let found = "a TorchScript archive, which holds code beside its tensors";
-            let advice = "save torch.jit.load(file).state_dict() with torch.save";
-            return Err(input.refused("", found, advice));
-        }
         check_byte_order(input, entries.named("byteorder", arena))?;
         let Some(text) = entries.named("data.pkl", arena) else {
             let found = "a zip archive without the entry `data.pkl`";
@@ -74,41 +70,6 @@ fn check_byte_order(input: &Input<'_>, entry: Option<ByteRange>) -> Result<(), C
             "load and save it once with torch on this machine",
         )),
         _ => Err(input.invalid(entry.start(), "expected the byte order `little` or `big`")),
-    }
-}
-
-/// The parts of `("storage", class, key, location, count, ...)`.
-pub(super) struct StorageId<'a> {
-    pub(super) element: super::element::Element,
-    pub(super) key: &'a str,
-    pub(super) count: u64,
-    /// What follows.
-    pub(super) rest: &'a [Ref],
-}
-
-impl<'a> StorageId<'a> {
-    pub(super) fn of(arena: &'a Arena, id: Ref) -> Result<Self, Refusal> {
-        let invalid = |reason: &str| Err(Refusal::Invalid(reason.to_owned()));
-        let Item::Tuple(parts) = arena.item(id) else {
-            return invalid("expected the identity of a storage as a tuple, found something else");
-        };
-        let &[kind, class, key, _location, count, ref rest @ ..] = arena.values(parts) else {
-            return invalid("expected five parts in the identity of a storage, found fewer");
-        };
-        if arena.text_of(kind) != Some("storage") {
-            return invalid("expected the identity of a storage, found something else");
-        }
-        let Item::Class { known: Known::Storage(element), .. } = arena.item(class) else {
-            return invalid("expected a class of storages that torch has, found something else");
-        };
-        let count = match arena.item(count) {
-            Item::Int(count) => u64::try_from(count).ok(),
-            _ => None,
-        };
-        match (arena.text_of(key), count) {
-            (Some(key), Some(count)) => Ok(Self { element, key, count, rest }),
-            _ => invalid("expected the key of a storage as text and its length as a number from 0"),
-        }
     }
 }
 
