@@ -1,40 +1,60 @@
 //! Blocks of GGUF files to floats, in the slot.
 //!
-//! Each type has a function that decodes one block to single precision, with the operations of
-//! gguf-py 0.19 in their order: the results are equal bit by bit, but for the payloads of NaNs. The
-//! loop decodes a group of blocks into a buffer in the first-level cache, casts the buffer to the
-//! wanted type as it casts any `F32`, and writes it. Floats take more bytes than their block, so
-//! the loop goes from the back to the front:
+//! An element of any type is `scale * code - min`: a code of 8 bits or less, and a scale and a
+//! minimum that 16 neighbours share, at least. So each type has a function that *unpacks* one block
+//! to codes and scales, and one kernel for each instruction set and target does the arithmetic. Its
+//! results are those of gguf-py 0.19, bit by bit. Where gguf-py multiplies in another order or adds
+//! a minimum, the results are the same: signs and powers of two commute with rounding. NaNs stay
+//! NaNs.
+//!
+//! Floats take more bytes than their block, so the loop goes in groups from the back to the front:
 //!
 //! ```text
 //! slot    |b|b|b|b|..............|      blocks, one behind the other
 //!         |b|b|...|floats |floats|      the last groups are decoded
 //! ```
 //!
-//! `small` has the types with short blocks, `k` the K types, `iq` those with grids (`grids`).
+//! `small` has the types with short blocks, `k` the K types, `iq` those with grids (`grids`);
+//! `kernel` the arithmetic, `x86` its vectors.
 
-use super::cast_in_place;
 use super::floats;
 use super::level::{Level, Work};
-use crate::checkpoint::{BlockType, DType};
-use crate::plan::{Cast, FloatType};
+use crate::checkpoint::BlockType;
+use crate::plan::FloatType;
 use crate::units::to_usize;
 
 mod grids;
 mod iq;
 mod k;
+mod kernel;
 mod small;
 #[cfg(not(loom))]
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
-/// Elements that are decoded before they are cast and written: a multiple of every block's.
+/// Elements that share a scale, at least.
+const PART: usize = 16;
+/// Elements that are unpacked at once: a multiple of every block's. Everything about a group stays
+/// in the first-level cache.
 const GROUP_ELEMENTS: usize = 1024;
+const GROUP_PARTS: usize = GROUP_ELEMENTS / PART;
 /// Bytes of the blocks of a group, at most.
 const GROUP_BYTES_MAX: usize = GROUP_ELEMENTS / 256 * BlockType::BYTES_MAX;
 
-/// Four bytes of a little-endian single-precision number.
-type Single = [u8; 4];
+/// The codes of a part.
+type Codes = [i8; PART];
+
+/// What the codes of a part become: `scale * code - min`.
+#[derive(Clone, Copy, Debug, Default)]
+struct Scale {
+    scale: f32,
+    min: f32,
+}
+
+/// The codes that the 4-bit numbers of a type stand for.
+type Table = [i8; 16];
 
 /// Decodes the blocks in the first `source_bytes` of `bytes`. The result begins at their front.
 /// Returns the number of finite elements that became infinite when they were cast to `to`.
@@ -48,7 +68,8 @@ pub(super) fn decode(
     block: BlockType,
     to: FloatType,
 ) -> u64 {
-    let blocks = Blocks { level, bytes, source_bytes, to };
+    let blocks = Blocks { level, bytes, source_bytes, to, table: None, is_wide: block == BlockType::Q8_K };
+    let coded = |blocks, table| Blocks { table: Some(table), ..blocks };
     match block {
         BlockType::Q4_0 => blocks.each(small::q4_0),
         BlockType::Q4_1 => blocks.each(small::q4_1),
@@ -56,10 +77,10 @@ pub(super) fn decode(
         BlockType::Q5_1 => blocks.each(small::q5_1),
         BlockType::Q8_0 => blocks.each(small::q8_0),
         BlockType::Q1_0 => blocks.each(small::q1_0),
-        BlockType::MXFP4 => blocks.each(small::mxfp4),
-        BlockType::NVFP4 => blocks.each(small::nvfp4),
-        BlockType::IQ4_NL => blocks.each(small::iq4_nl),
-        BlockType::IQ4_XS => blocks.each(small::iq4_xs),
+        BlockType::MXFP4 => coded(blocks, &small::E2M1).each(small::mxfp4),
+        BlockType::NVFP4 => coded(blocks, &small::E2M1).each(small::nvfp4),
+        BlockType::IQ4_NL => coded(blocks, &small::IQ4).each(small::iq4_nl),
+        BlockType::IQ4_XS => coded(blocks, &small::IQ4).each(small::iq4_xs),
         BlockType::TQ1_0 => blocks.each(small::tq1_0),
         BlockType::TQ2_0 => blocks.each(small::tq2_0),
         BlockType::Q2_K => blocks.each(k::q2_k),
@@ -85,93 +106,91 @@ struct Blocks<'a> {
     bytes: &'a mut [u8],
     source_bytes: usize,
     to: FloatType,
+    table: Option<&'static Table>,
+    /// True if finite elements may become infinite in bf16: only where scales are single precision.
+    is_wide: bool,
 }
 
 impl Blocks<'_> {
-    fn each<const BYTES: usize, const ELEMENTS: usize>(
+    fn each<const BYTES: usize, const PARTS: usize>(
         self,
-        decode: impl Fn(&[u8; BYTES], &mut [Single; ELEMENTS]),
+        unpack: impl Fn(&[u8; BYTES], &mut [Codes; PARTS], &mut [Scale; PARTS]),
     ) -> u64 {
         assert!(self.source_bytes.is_multiple_of(BYTES), "{} are no whole blocks", self.source_bytes);
-        self.level.run(Decode { blocks: self, decode })
+        self.level.run(Decode { blocks: self, unpack })
     }
 }
 
 /// The loop over all groups.
-struct Decode<'a, D, const BYTES: usize, const ELEMENTS: usize> {
+struct Decode<'a, U, const BYTES: usize, const PARTS: usize> {
     blocks: Blocks<'a>,
-    decode: D,
+    unpack: U,
 }
 
-impl<D, const BYTES: usize, const ELEMENTS: usize> Work for Decode<'_, D, BYTES, ELEMENTS>
+impl<U, const BYTES: usize, const PARTS: usize> Work for Decode<'_, U, BYTES, PARTS>
 where
-    D: Fn(&[u8; BYTES], &mut [Single; ELEMENTS]),
+    U: Fn(&[u8; BYTES], &mut [Codes; PARTS], &mut [Scale; PARTS]),
 {
     type Output = u64;
 
     #[inline(always)]
     fn run(self) -> u64 {
-        let Self { blocks: Blocks { level, bytes, source_bytes, to }, decode } = self;
-        let (count, to_bytes) = (source_bytes / BYTES, to_usize(to.bytes()));
-        let group = GROUP_ELEMENTS / ELEMENTS;
-        let narrowing = Cast::between(DType::F32, to);
+        let Self { blocks: Blocks { level, bytes, source_bytes, to, table, is_wide }, unpack } = self;
+        let target_bytes = PARTS * PART * to_usize(to.bytes());
+        let group = GROUP_PARTS / PARTS;
         let mut source = [0; GROUP_BYTES_MAX];
-        let mut singles: [Single; GROUP_ELEMENTS] = [[0; 4]; GROUP_ELEMENTS];
+        let mut codes = [[0; PART]; GROUP_PARTS];
+        let mut scales = [Scale::default(); GROUP_PARTS];
         let mut overflowed = 0;
-        let mut end = count;
+        let mut end = source_bytes / BYTES;
         while end > 0 {
             // The last group is what the others leave.
             let len = if end.is_multiple_of(group) { group } else { end % group };
             let first = end - len;
             source[..len * BYTES].copy_from_slice(&bytes[first * BYTES..end * BYTES]);
-            let (from, _) = source[..len * BYTES].as_chunks::<BYTES>();
-            let (into, _) = singles.as_chunks_mut::<ELEMENTS>();
-            for (from, into) in from.iter().zip(into) {
-                decode(from, into);
+            let (blocks, _) = source[..len * BYTES].as_chunks::<BYTES>();
+            let into = codes.as_chunks_mut::<PARTS>().0.iter_mut().zip(scales.as_chunks_mut::<PARTS>().0);
+            for (block, (codes, scales)) in blocks.iter().zip(into) {
+                unpack(block, codes, scales);
             }
-            let done = singles[..len * ELEMENTS].as_flattened_mut();
-            if let Some(narrowing) = narrowing {
-                let single_bytes = done.len();
-                overflowed += cast_in_place(level, done, 0, single_bytes, narrowing);
+            let (codes, scales) = (&mut codes[..len * PARTS], &scales[..len * PARTS]);
+            if let Some(table) = table {
+                kernel::look_up(level, codes, table);
             }
-            let target = &mut bytes[first * ELEMENTS * to_bytes..end * ELEMENTS * to_bytes];
-            target.copy_from_slice(&done[..target.len()]);
+            let target = &mut bytes[first * target_bytes..end * target_bytes];
+            overflowed += kernel::scale(level, codes, scales, target, to, is_wide);
             end = first;
         }
         overflowed
     }
 }
 
-/// The half-precision number at this place of a block.
+/// The half-precision number at this place of a block. NaNs lose their payload, so that rounding
+/// cannot carry out of it.
 #[inline(always)]
 fn half(bytes: &[u8], at: usize) -> f32 {
-    f32::from_bits(floats::f32_of_f16(u16::from_le_bytes([bytes[at], bytes[at + 1]])))
+    let number = f32::from_bits(floats::f32_of_f16(u16::from_le_bytes([bytes[at], bytes[at + 1]])));
+    if number.is_nan() { f32::NAN } else { number }
 }
 
-/// The part of a block that begins at this place.
+/// The bytes of a block that begin at this place.
 #[inline(always)]
 fn part<const LEN: usize>(bytes: &[u8], at: usize) -> &[u8; LEN] {
     bytes[at..].first_chunk().expect("the parts of a block lie inside it")
 }
 
-/// The same, of decoded elements.
+/// Codes out of bytes.
 #[inline(always)]
-fn part_mut<const LEN: usize>(singles: &mut [Single], at: usize) -> &mut [Single; LEN] {
-    singles[at..].first_chunk_mut().expect("the elements of a block lie inside it")
+fn each(codes: &mut Codes, bytes: &[u8; PART], code: impl Fn(u8) -> u8) {
+    for (target, &byte) in codes.iter_mut().zip(bytes) {
+        *target = code(byte).cast_signed();
+    }
 }
 
-/// The number at the index `nibble` of a table. Masks instead of a load: the compiler turns loops
-/// over it into vectors.
+/// The same, out of two bytes each.
 #[inline(always)]
-fn looked_up(table: [i8; 16], nibble: u8) -> i8 {
-    let mask = |bit: u8| 0_i8.wrapping_sub((nibble >> bit & 1).cast_signed());
-    let masks = [mask(0), mask(1), mask(2), mask(3)];
-    let pick = |low: i8, high: i8, mask: i8| low ^ ((low ^ high) & mask);
-    let mut eight = [0; 8];
-    for (at, picked) in eight.iter_mut().enumerate() {
-        *picked = pick(table[2 * at], table[2 * at + 1], masks[0]);
+fn each_pair(codes: &mut Codes, low: &[u8; PART], high: &[u8; PART], code: impl Fn(u8, u8) -> u8) {
+    for (target, (&low, &high)) in codes.iter_mut().zip(low.iter().zip(high)) {
+        *target = code(low, high).cast_signed();
     }
-    let four = [0, 2, 4, 6].map(|at| pick(eight[at], eight[at + 1], masks[1]));
-    let two = [0, 2].map(|at| pick(four[at], four[at + 1], masks[2]));
-    pick(two[0], two[1], masks[3])
 }

@@ -4,8 +4,9 @@ use safetensors::SafeTensors;
 
 use super::super::tests::levels;
 use super::*;
+use crate::checkpoint::DType;
 use crate::checkpoint::TensorId;
-use crate::plan::CastOp;
+use crate::plan::{Cast, CastOp};
 use crate::staging::cast::cast_step_with;
 use crate::units::to_u64;
 
@@ -80,12 +81,6 @@ fn every_type_is_decoded_as_gguf_py_does_it() {
             }
         }
     }
-}
-
-#[test]
-fn tables_are_looked_up() {
-    let table = [3, -1, 4, 1, -5, 9, 2, 6, 127, -128, 0, 7, -7, 100, -100, 55];
-    assert_eq!(std::array::from_fn(|at| looked_up(table, at.try_into().unwrap())), table);
 }
 
 /// Prints rates: `cargo test --release -p onelayer --lib ggml::tests::speed -- --ignored
