@@ -117,8 +117,15 @@ pub(super) fn scattered(tensor: &TensorEntry<'_>) -> PlanError {
 
 /// Bytes of the blocks that hold one unit, at most; 0 without permuted tensors.
 pub(super) fn unit_blocks(placements: &[Placement], alignment: Alignment) -> u64 {
-    let longest = placements.iter().filter_map(|placement| placement.permuted_unit_bytes).max();
-    longest.map_or(0, |bytes| alignment.up(u64::from(bytes.get())).unwrap_or(u64::MAX))
+    longest_unit(placements).map_or(0, |(bytes, _)| alignment.up(bytes).unwrap_or(u64::MAX))
+}
+
+/// The longest unit: its bytes, and its tensor.
+pub(super) fn longest_unit(placements: &[Placement]) -> Option<(u64, TensorId)> {
+    let units = placements
+        .iter()
+        .filter_map(|placement| Some((u64::from(placement.permuted_unit_bytes?.get()), placement.tensor)));
+    units.max_by_key(|&(bytes, _)| bytes)
 }
 
 /// The permuted tensors of a plan.
