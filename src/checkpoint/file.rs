@@ -69,7 +69,7 @@ fn read_open(
         FileFormat::TorchZip | FileFormat::TorchLegacy | FileFormat::TorchTar => {
             (torch::read(&input, table)?, Coverage::Any)
         }
-        FileFormat::Gguf => (gguf::read(&input, table)?, Coverage::Any),
+        FileFormat::Gguf => (gguf::read(&input, table)?, Coverage::Apart),
     };
     let sealed = table.seal_file(mark, coverage);
     let data = sealed.map_err(|fault| layout_error(path, fault, coverage))?;
@@ -154,7 +154,7 @@ fn header_range(
             Some(kind) => kind.to_owned(),
             None => format!("{file_bytes} bytes, where 8 announce the length of the header"),
         };
-        return Err(CheckpointError::NotSafetensors { path: path(), found });
+        return Err(CheckpointError::UnknownFormat { path: path(), found });
     }
     let mut prefix = [0; 8];
     file.read_exact_at(&mut prefix, 0).map_err(|source| CheckpointError::Io {
@@ -173,7 +173,7 @@ fn header_range(
             Err(CheckpointError::OverLimit { path: path(), what, found_bytes: header_bytes, limit_bytes })
         }
         _ => Err(match sniff(file) {
-            Some(kind) => CheckpointError::NotSafetensors { path: path(), found: kind.to_owned() },
+            Some(kind) => CheckpointError::UnknownFormat { path: path(), found: kind.to_owned() },
             None => CheckpointError::HeaderExceedsFile { path: path(), header_bytes, file_bytes },
         }),
     }
@@ -201,7 +201,7 @@ fn layout_error(path: &Path, fault: LayoutFault, coverage: Coverage) -> Checkpoi
     let path = path.to_owned();
     let data = match coverage {
         Coverage::Exact(data) => data,
-        Coverage::Any => ByteRange::default(),
+        Coverage::Any | Coverage::Apart => ByteRange::default(),
     };
     match fault {
         LayoutFault::Duplicate(key) => {
@@ -209,6 +209,17 @@ fn layout_error(path: &Path, fault: LayoutFault, coverage: Coverage) -> Checkpoi
         }
         LayoutFault::Hole { tensor, expected_start, found_start } => {
             CheckpointError::Hole { path, tensor: kept(&tensor), expected_start, found_start }
+        }
+        LayoutFault::Overlap { tensor, other, expected_start, found_start }
+            if coverage == Coverage::Apart =>
+        {
+            let (tensor, other) = (kept(&tensor), kept(&other));
+            let reason = format!(
+                "tensor `{}`: expected its bytes behind those of `{}`, which end at byte {expected_start}",
+                tensor.escape_debug(),
+                other.escape_debug()
+            );
+            CheckpointError::InvalidFile { path, format: FileFormat::Gguf, offset: found_start, reason }
         }
         LayoutFault::Overlap { tensor, other, expected_start, found_start } => {
             let (tensor, other) = (kept(&tensor), kept(&other));

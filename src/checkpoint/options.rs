@@ -81,6 +81,13 @@ impl OpenOptions {
         self
     }
 
+    /// The same without a chosen part, for another checkpoint.
+    #[cfg(feature = "convert")]
+    pub(crate) fn of_weights(mut self) -> Self {
+        self.selection = Selection::Weights;
+        self
+    }
+
     /// Reads all tensors of a PyTorch file, under their full names: `model.layer.weight`,
     /// `optimizer.state.0.exp_avg`.
     #[must_use]

@@ -56,7 +56,7 @@ fn help_of(error: &CheckpointError) -> Option<&'static str> {
             Some("the download or copy stopped early: run `hf cache verify org/name`, or copy the file again")
         }
         E::UnknownDType { .. } => Some("--opaque-dtypes lets it pass as bytes"),
-        E::NoWeights { .. } => Some("name a .safetensors file, its directory or its index"),
+        E::NoWeights { .. } => Some("name a file of weights, its directory or its index"),
         E::NotCached { .. } => Some("loadcheck fetches nothing: `hf download` it first, or name a directory"),
         E::FileChanged { .. } => Some("try again when nothing writes to it"),
         _ => None,

@@ -69,6 +69,9 @@ pub(crate) fn resolve(given: &OsStr) -> Result<Resolved, Vec<Problem>> {
     }
 }
 
+/// Names that end so are files, not repositories.
+const FILE_SUFFIXES: [&str; 7] = [".safetensors", ".json", ".bin", ".pt", ".pth", ".ckpt", ".gguf"];
+
 /// `org/name` or `org/name@revision`: exactly one slash, no path of any other kind.
 fn looks_like_repository(text: &str) -> bool {
     let name = text.split_once('@').map_or(text, |(name, _)| name);
@@ -80,8 +83,7 @@ fn looks_like_repository(text: &str) -> bool {
     };
     parts.len() == 2
         && parts.iter().all(is_part)
-        && !name.ends_with(".safetensors")
-        && !name.ends_with(".json")
+        && !FILE_SUFFIXES.iter().any(|suffix| name.ends_with(suffix))
 }
 
 fn in_cache(given: &str, repository: &str) -> Result<Resolved, Vec<Problem>> {

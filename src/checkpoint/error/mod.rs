@@ -60,8 +60,8 @@ pub enum CheckpointError {
         found: FileKind,
     },
 
-    /// A directory holds no safetensors weights.
-    #[error("{}: no safetensors weights here: expected {expected}, found {found}", path.display())]
+    /// A directory holds no weights.
+    #[error("{}: no weights here: expected {expected}, found {found}", path.display())]
     NoWeights {
         /// The directory.
         path: PathBuf,
@@ -71,9 +71,22 @@ pub enum CheckpointError {
         found: String,
     },
 
-    /// The file is not a safetensors file.
-    #[error("{}: expected a safetensors file, found {found}", path.display())]
-    NotSafetensors {
+    /// A directory holds several files that may be the checkpoint.
+    #[error("{}: {count} files may be the checkpoint: {}; {advice}", path.display(), Listed(files, *count))]
+    Ambiguous {
+        /// The directory.
+        path: PathBuf,
+        /// The files, the first 64 of them.
+        files: Vec<String>,
+        /// How many there are.
+        count: u64,
+        /// What to do.
+        advice: &'static str,
+    },
+
+    /// The file is of no format that is read: safetensors, PyTorch, GGUF.
+    #[error("{}: expected a safetensors, PyTorch or GGUF file, found {found}", path.display())]
+    UnknownFormat {
         /// The file.
         path: PathBuf,
         /// A guess from its first bytes, or its length if it is too short.

@@ -41,7 +41,8 @@ impl CheckpointError {
             | Self::DanglingLink { path, .. }
             | Self::NotRegular { path, .. }
             | Self::NoWeights { path, .. }
-            | Self::NotSafetensors { path, .. }
+            | Self::Ambiguous { path, .. }
+            | Self::UnknownFormat { path, .. }
             | Self::InvalidFile { path, .. }
             | Self::NotStreamable { path, .. }
             | Self::OutsideStorage { path, .. }

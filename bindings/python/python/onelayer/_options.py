@@ -42,9 +42,15 @@ class Split:
             raise ValueError(f"{self}: give one of blocks, multiple and range")
 
 
-def opening(header_bytes_max: int | str | None = None, allow_opaque_dtypes: bool = False) -> dict[str, Any]:
+def opening(
+    header_bytes_max: int | str | None = None, allow_opaque_dtypes: bool = False, prefix: str | None = None
+) -> dict[str, Any]:
     """How a checkpoint is opened."""
-    return {"header_bytes_max": optional_size(header_bytes_max), "allow_opaque_dtypes": bool(allow_opaque_dtypes)}
+    return {
+        "header_bytes_max": optional_size(header_bytes_max),
+        "allow_opaque_dtypes": bool(allow_opaque_dtypes),
+        "prefix": prefix,
+    }
 
 
 def stream_options_of(

@@ -141,6 +141,11 @@ pub(crate) struct TensorArgs {
     /// May be repeated. PATTERN as for --select.
     #[arg(long, value_name = "PATTERN")]
     pub(crate) exclude: Vec<String>,
+    /// Dictionary of a PyTorch file to read: ema, optimizer.state, ... [default: the weights]
+    ///
+    /// As for `run`.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) prefix: Option<String>,
     /// Write tied weights once
     ///
     /// Leaves out a tensor outside of all stacks that has the same bytes as an earlier one, such as
@@ -219,6 +224,9 @@ pub(crate) struct VerifyArgs {
     /// What the manifest of DIR says was cast, left out or tied is taken into account.
     #[arg(long, value_name = "SOURCE")]
     pub(crate) against: Option<OsString>,
+    /// Dictionary of a PyTorch file that SOURCE is, as for `convert`
+    #[arg(long, value_name = "NAME", requires = "against")]
+    pub(crate) prefix: Option<String>,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
 }

@@ -264,6 +264,12 @@ pub(crate) struct LoadArgs {
     /// the grouping.
     #[arg(long, value_name = "FILE.toml", hide_short_help = true)]
     pub(crate) layers: Option<PathBuf>,
+    /// Dictionary of a PyTorch file to read: ema, optimizer.state, ... [default: the weights]
+    ///
+    /// A training checkpoint has several: without this flag, what is called state_dict,
+    /// model_state_dict, model or module is read. An empty name reads the whole file.
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
+    pub(crate) prefix: Option<String>,
     /// Let unknown dtypes pass as bytes
     ///
     /// Without it, a dtype that this version does not know is refused (LC0302).
@@ -443,6 +449,12 @@ pub(crate) struct InspectArgs {
     /// Rules that override how tensors are grouped into layers
     #[arg(long, value_name = "FILE.toml")]
     pub(crate) layers: Option<PathBuf>,
+    /// Dictionary of a PyTorch file to read: ema, optimizer.state, ... [default: the weights]
+    ///
+    /// A training checkpoint has several: without this flag, what is called state_dict,
+    /// model_state_dict, model or module is read. An empty name reads the whole file.
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
+    pub(crate) prefix: Option<String>,
     /// Let unknown dtypes pass as bytes
     #[arg(long)]
     pub(crate) opaque_dtypes: bool,
@@ -523,6 +535,7 @@ impl LoadArgs {
         Self {
             layers: args.layers.clone(),
             opaque_dtypes: args.opaque_dtypes,
+            prefix: args.prefix.clone(),
             ..Self::looking_at(args.source.clone())
         }
     }
@@ -544,6 +557,7 @@ impl LoadArgs {
             readers: None,
             select: None,
             layers: None,
+            prefix: None,
             opaque_dtypes: false,
         }
     }

@@ -280,7 +280,7 @@ impl Session<'_> {
 /// Looks at the source and plans. Changes nothing; not `is_well`, it only looks.
 fn prepare(options: &Options, source: &Path, observer: &Observer, is_well: bool) -> Prepared {
     let map_path = options.map_path();
-    let (survey, checkpoint) = match Survey::open(source, &options.map, map_path) {
+    let (survey, checkpoint) = match Survey::open(source, &options.opening(), &options.map, map_path) {
         Ok(opened) => opened,
         Err(problems) => return Prepared { survey: None, ready: Err(problems) },
     };

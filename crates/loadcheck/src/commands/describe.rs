@@ -87,7 +87,7 @@ fn describe(
     report: &mut Report,
     resolved: &Resolved,
 ) -> Result<(), Vec<Problem>> {
-    let checkpoint = open_checkpoint(&config.path.0, config.opaque_dtypes)?;
+    let checkpoint = open_checkpoint(&config.path.0, &config.opening)?;
     let (device, device_bytes, note) = decide_for_plan(config.device).map_err(|problem| vec![problem])?;
     let config = LoadConfig { device, ..config.clone() };
     let Planned { mut layers, mut plan, .. } = plan_of(&checkpoint, &config, device_bytes)?;

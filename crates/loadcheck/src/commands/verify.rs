@@ -6,6 +6,7 @@ use std::time::Instant;
 use onelayer::convert::{ConvertEvent, Verification};
 
 use crate::args::VerifyArgs;
+use crate::config::Opening;
 use crate::convert::interruptible::{Ended, OnSignal, run_interruptible};
 use crate::convert::observer::Observer;
 use crate::convert::translate::{self, Stage};
@@ -33,13 +34,16 @@ pub(crate) fn run(args: &VerifyArgs, output: &Output, terminal: &Terminal) -> Ou
     };
     let against = against.flatten();
     report.source = Some(directory.named(Source::default()));
-    verify(report, &directory, against.as_ref(), &interrupts, terminal)
+    let opening = Opening { prefix: args.prefix.clone(), ..Opening::default() };
+    let verification = Verification::default().open_options(opening.options());
+    verify(report, &directory, against.as_ref(), verification, &interrupts, terminal)
 }
 
 fn verify(
     mut report: Report,
     directory: &Resolved,
     against: Option<&Resolved>,
+    verification: Verification,
     interrupts: &Interrupts,
     terminal: &Terminal,
 ) -> Outcome {
@@ -51,7 +55,7 @@ fn verify(
     let start = Instant::now();
     let done = run_interruptible(interrupts, OnSignal::Leave, move || {
         let mut observe = |event: &ConvertEvent<'_>| listener.hear(event);
-        let found = Verification::default().run(&path, other.as_deref(), &mut observe);
+        let found = verification.run(&path, other.as_deref(), &mut observe);
         found.map_err(|error| translate::problems(&error, Stage::Running, None))
     });
     let elapsed = start.elapsed();

@@ -29,7 +29,9 @@ pub(super) fn source(source: &Source, view: View) -> Part {
     if source.revision.is_some() {
         facts.push("local cache".to_owned());
     }
-    facts.extend(source.files.map(|files| count(files, "file")));
+    let format = source.formats.join(" and ");
+    let kind = if matches!(&*format, "" | "safetensors") { "file".to_owned() } else { format + " file" };
+    facts.extend(source.files.map(|files| count(files, &kind)));
     facts.extend(source.tensors.map(|tensors| count(tensors, "tensor")));
     facts.extend(source.layers.map(|layers| count(layers, "layer")));
     if let Some(total) = source.bytes {

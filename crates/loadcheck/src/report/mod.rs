@@ -231,6 +231,9 @@ pub(crate) struct Source {
     pub(crate) bytes: Option<u64>,
     /// Number of files.
     pub(crate) files: Option<u64>,
+    /// Formats of the files: `safetensors`, `PyTorch zip`, `GGUF`, ...
+    #[serde(default)]
+    pub(crate) formats: Vec<String>,
     /// Number of tensors.
     pub(crate) tensors: Option<u64>,
     /// Number of layers.
