@@ -77,7 +77,7 @@ fn the_format_is_found_by_content() {
 fn tensors_are_delivered_with_the_bytes_of_the_file() {
     let checkpoint = Checkpoint::open(folder().join("dtypes.pt")).unwrap();
     let loader = Loader::builder(Target::Host).host_budget(64 << 20).build().unwrap();
-    let mut model = loader.load(&checkpoint).unwrap();
+    let model = loader.load(&checkpoint).unwrap();
     for entry in checkpoint.tensors() {
         assert!(entry.strides.is_empty());
         let mut expected = vec![0; usize::try_from(entry.extent.len_bytes()).unwrap()];
@@ -175,8 +175,12 @@ fn the_usual_names_of_weights_are_chosen_in_order() {
 #[test]
 fn keys_that_occur_twice_are_refused() {
     let view = vector(&[4]);
-    let tensor = |pickle: &mut Pickle| drop(pickle.tensor("ByteStorage", "0", 64, &view));
-    let twice: [&dyn Fn(&mut Pickle); 2] = [&tensor, &|pickle| drop(pickle.raw(b"N"))];
+    let tensor = |pickle: &mut Pickle| {
+        pickle.tensor("ByteStorage", "0", 64, &view);
+    };
+    let twice: [&dyn Fn(&mut Pickle); 2] = [&tensor, &|pickle| {
+        pickle.raw(b"N");
+    }];
     for (first, second) in [(0, 1), (1, 0), (0, 0)] {
         let mut pickle = Pickle::new();
         pickle.raw(b"}(").text("a");

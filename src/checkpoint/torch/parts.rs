@@ -7,7 +7,7 @@ use super::super::format::{FoundTensor, Input};
 use super::super::options::Selection;
 use super::super::tensor::TensorTable;
 use super::element::Element;
-use super::pickle::{Arena, Item, Ref, Unreadable};
+use super::pickle::{Arena, Chain, Item, Ref, Unreadable};
 use super::tree::{Contains, Key, Survey, TreeFault, Walk, check_keys, entries};
 use crate::units::to_u64;
 
@@ -147,17 +147,20 @@ impl Contained<'_> {
         }
     }
 
-    /// The keys of a dictionary that lead to tensors.
-    fn parts(&self, value: Ref) -> Vec<Key<'_>> {
-        let Item::Dict(dict) = self.arena.item(value) else { return Vec::new() };
-        let with = entries(self.arena, dict).filter(|&(_, inner)| self.contains(inner).tensors());
-        with.filter_map(|(key, _)| Key::of(self.arena, key)).collect()
+    /// The keys of a dictionary that lead to tensors, or those that do not.
+    fn keys(&self, value: Ref, with_tensors: bool) -> impl Iterator<Item = Key<'_>> {
+        let dict = match self.arena.item(value) {
+            Item::Dict(dict) => dict,
+            _ => Chain::EMPTY,
+        };
+        let wanted = move |&(_, inner): &(Ref, Ref)| self.contains(inner).tensors() == with_tensors;
+        entries(self.arena, dict).filter(wanted).filter_map(|(key, _)| Key::of(self.arena, key))
     }
 
     fn parts_text(&self, value: Ref) -> String {
-        match self.parts(value) {
-            parts if parts.is_empty() => "no parts with tensors".to_owned(),
-            parts => format!("tensors in {}", listed(parts.into_iter().map(text))),
+        match listed(self.keys(value, true)) {
+            None => "no parts with tensors".to_owned(),
+            Some(parts) => format!("tensors in {parts}"),
         }
     }
 
@@ -169,51 +172,42 @@ impl Contained<'_> {
             notes.push("the file holds no tensors".to_owned());
         }
         if let Some(by) = chosen.by {
-            let others: Vec<String> =
-                self.parts(self.root).into_iter().filter(|key| *key != Key::Text(by)).map(text).collect();
-            notes.push(match others.is_empty() {
-                true => format!("the tensors are those of `{by}`"),
-                false => format!(
-                    "the tensors are those of `{by}`; there are others in {}: select one of them, or read the \
-                     whole file",
-                    listed(others.into_iter())
+            notes.push(match listed(self.keys(self.root, true).filter(|key| *key != Key::Text(by))) {
+                None => format!("the tensors are those of `{by}`"),
+                Some(others) => format!(
+                    "the tensors are those of `{by}`; there are others in {others}: select one of them, or read \
+                     the whole file"
                 ),
             });
         }
-        if let Item::Dict(dict) = self.arena.item(self.root) {
-            let rest = entries(self.arena, dict).filter(|&(_, inner)| !self.contains(inner).tensors());
-            let rest: Vec<String> = rest.filter_map(|(key, _)| Key::of(self.arena, key)).map(text).collect();
-            if !rest.is_empty() {
-                notes.push(format!("also in the file, without tensors: {}", listed(rest.into_iter())));
-            }
+        if let Some(rest) = listed(self.keys(self.root, false)) {
+            notes.push(format!("also in the file, without tensors: {rest}"));
         }
-        if !self.arena.strangers.is_empty() {
-            let classes = listed(self.arena.strangers.iter().map(ToString::to_string));
+        if let Some(classes) = listed(self.arena.strangers.iter().map(|name| Key::Text(name))) {
             notes.push(format!("objects of other classes were not looked into: {classes}"));
         }
         notes
     }
 }
 
-fn text(key: Key<'_>) -> String {
-    let mut name = String::new();
-    key.push_to(&mut name);
-    name
-}
-
-/// The first few names.
-fn listed(names: impl ExactSizeIterator<Item = String>) -> String {
-    let more = names.len().saturating_sub(LISTED_MAX);
+/// The first few names; none of none.
+fn listed<'k>(mut names: impl Iterator<Item = Key<'k>>) -> Option<String> {
     let shown: Vec<String> = names
+        .by_ref()
         .take(LISTED_MAX)
-        .map(|name| {
+        .map(|key| {
+            let mut name = String::new();
+            key.push_to(&mut name);
             let end = (0..=LISTED_BYTES_MAX.min(name.len())).rev().find(|&at| name.is_char_boundary(at));
             let shown = &name[..end.unwrap_or(0)];
             format!("`{shown}{}`", if shown.len() < name.len() { "..." } else { "" })
         })
         .collect();
-    let shown = shown.join(", ");
-    if more == 0 { shown } else { format!("{shown} and {more} more") }
+    match (shown.is_empty(), names.count()) {
+        (true, _) => None,
+        (false, 0) => Some(shown.join(", ")),
+        (false, more) => Some(format!("{} and {more} more", shown.join(", "))),
+    }
 }
 
 fn tree_fault(input: &Input<'_>, fault: TreeFault, name: &str) -> CheckpointError {
