@@ -13,6 +13,7 @@ mod examples;
 mod fuzz_corpus;
 #[path = "../support/header_structure.rs"]
 mod header_structure;
+mod gguf_hostile;
 mod layers_golden;
 mod layers_hostile;
 mod layers_inventories;
