@@ -204,7 +204,9 @@ fn layout_error(path: &Path, fault: LayoutFault, coverage: Coverage) -> Checkpoi
         LayoutFault::Hole { tensor, expected_start, found_start } => {
             CheckpointError::Hole { path, tensor: kept(&tensor), expected_start, found_start }
         }
-        LayoutFault::Overlap { tensor, other, expected_start, found_start } if coverage == Coverage::Apart => {
+        LayoutFault::Overlap { tensor, other, expected_start, found_start }
+            if coverage == Coverage::Apart =>
+        {
             let (tensor, other) = (kept(&tensor), kept(&other));
             let reason = format!(
                 "tensor `{}`: expected its bytes behind those of `{}`, which end at byte {expected_start}",

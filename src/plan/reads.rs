@@ -199,8 +199,9 @@ fn widening(placement: &Placement) -> Option<Cast> {
 fn is_split(placement: &Placement, alignment: Alignment) -> bool {
     let unit_bytes = placement.cast.map(Cast::source_unit_bytes);
     let is_whole = |at: u64, bytes| at.is_multiple_of(bytes);
-    unit_bytes
-        .is_some_and(|bytes| !is_whole(placement.extent.start(), bytes) || !is_whole(alignment.bytes(), bytes))
+    unit_bytes.is_some_and(|bytes| {
+        !is_whole(placement.extent.start(), bytes) || !is_whole(alignment.bytes(), bytes)
+    })
 }
 
 impl Cuts {

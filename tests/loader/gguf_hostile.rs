@@ -47,7 +47,12 @@ fn published_rows() -> Vec<Row> {
     vec![
         // CVE-2025-53630: sizes of tensors whose padded sum wraps.
         row("sum of sizes wraps", &tensor(&[1 << 62, 1], I8), "SizeOverflow", "2^64 bits"),
-        row("two halves of 2^64", &tensor(&[1 << 60], I8).tensor_at("u", &[1 << 60], I8, 1 << 60), "Truncated", "`t`"),
+        row(
+            "two halves of 2^64",
+            &tensor(&[1 << 60], I8).tensor_at("u", &[1 << 60], I8, 1 << 60),
+            "Truncated",
+            "`t`",
+        ),
         row("offset near 2^64", &past(u64::MAX - 31), "InvalidFile", "an offset inside the file"),
         row("offset wraps to the header", &past(u64::MAX - 127), "Truncated", "`t`"),
         // CVE-2026-27940: a number of tensors whose table wraps.
@@ -55,12 +60,22 @@ fn published_rows() -> Vec<Row> {
         row("table of tensors wraps to little", &few, "InvalidFile", "tensors announced"),
         // CVE-2026-33298: a product of dimensions that wraps.
         row("dimensions wrap to 0", &tensor(&[1 << 32, 1 << 32], F32), "SizeOverflow", "4294967296"),
-        row("dimensions wrap to 16", &tensor(&[1 << 22, 1 << 20, 1 << 20, 1 << 6], F32), "SizeOverflow", "`t`"),
+        row(
+            "dimensions wrap to 16",
+            &tensor(&[1 << 22, 1 << 20, 1 << 20, 1 << 6], F32),
+            "SizeOverflow",
+            "`t`",
+        ),
         row("bytes wrap, elements do not", &tensor(&[1 << 31, 1 << 31], F32), "SizeOverflow", "`t`"),
         row("blocks wrap", &tensor(&[1 << 40, 1 << 27], Q4_K), "SizeOverflow", "Q4_K"),
         // CVE-2026-7482: a tensor larger than its file.
         row("larger than the file", &tensor(&[1 << 20], F16), "Truncated", "2097"),
-        row("blocks larger than the file", &tensor(&[4096, 4096], Q4_K), "Truncated", "cut inside tensor `t`"),
+        row(
+            "blocks larger than the file",
+            &tensor(&[4096, 4096], Q4_K),
+            "Truncated",
+            "cut inside tensor `t`",
+        ),
         row("one byte short", &tensor(&[33], I8), "Truncated", "1 bytes short"),
         // candle 3533, 3714: lengths and counts that are allocated before they are read.
         row("a text of 2^63", &lied_text(1 << 63), "InvalidFile", "9223372036854775808 bytes of a text"),
@@ -94,7 +109,12 @@ fn start_rows() -> Vec<Row> {
         rows.push(row(format!("version {version:#x}"), &file, "InvalidFile", "version 2 or 3"));
     }
     rows.push(row("version 1", &GgufFile { version: 1, ..good() }, "NotStreamable", "GGUF version 1"));
-    rows.push(row("version 1, big-endian", &GgufFile { version: 1 << 24, ..good() }, "NotStreamable", "version 1"));
+    rows.push(row(
+        "version 1, big-endian",
+        &GgufFile { version: 1 << 24, ..good() },
+        "NotStreamable",
+        "version 1",
+    ));
     for count in [1_u64 << 16, 1 << 32, 1 << 60, 1 << 63, u64::MAX] {
         let tensors = GgufFile { tensor_count: Some(count), ..good() };
         rows.push(row(format!("{count} tensors"), &tensors, "InvalidFile", "announced, more than the rest"));
@@ -102,10 +122,25 @@ fn start_rows() -> Vec<Row> {
         rows.push(row(format!("{count} keys"), &keys, "InvalidFile", "announced, more than the rest"));
     }
     rows.push(row("a key too many", &GgufFile { key_count: Some(5), ..good() }, "InvalidFile", "at byte"));
-    rows.push(row("a tensor too many", &GgufFile { tensor_count: Some(2), ..good() }, "InvalidFile", "at byte"));
-    rows.push(row("keys are read as tensors", &GgufFile { key_count: Some(0), ..good() }, "InvalidFile", "`general"));
+    rows.push(row(
+        "a tensor too many",
+        &GgufFile { tensor_count: Some(2), ..good() },
+        "InvalidFile",
+        "at byte",
+    ));
+    rows.push(row(
+        "keys are read as tensors",
+        &GgufFile { key_count: Some(0), ..good() },
+        "InvalidFile",
+        "`general",
+    ));
     rows.push(("magic alone".into(), b"GGUF".to_vec(), "InvalidFile", "the version"));
-    rows.push(("magic and version".into(), b"GGUF\x03\0\0\0".to_vec(), "InvalidFile", "the number of tensors"));
+    rows.push((
+        "magic and version".into(),
+        b"GGUF\x03\0\0\0".to_vec(),
+        "InvalidFile",
+        "the number of tensors",
+    ));
     rows
 }
 
@@ -129,7 +164,12 @@ fn key_rows() -> Vec<Row> {
         row("a key of 65536 bytes", &key(&[b'k'; 65536], one()), "InvalidFile", "a key of at most 65535"),
         row("arrays in ten levels", &key(b"x", deep), "InvalidFile", "in at most 8 levels"),
         row("arrays in 5000 levels", &key(b"x", very_deep), "InvalidFile", "in at most 8 levels"),
-        row("an array of lying texts", &key(b"x", Value::array(8, 1, &u64::MAX.to_le_bytes())), "InvalidFile", "a text"),
+        row(
+            "an array of lying texts",
+            &key(b"x", Value::array(8, 1, &u64::MAX.to_le_bytes())),
+            "InvalidFile",
+            "a text",
+        ),
         row("an array of lying arrays", &lied_array(9, 1 << 50), "InvalidFile", "an array of"),
         row("an array of an unknown type", &lied_array(13, 1), "InvalidFile", "from 0 to 12, found 13"),
     ];
@@ -169,7 +209,12 @@ fn tensor_rows() -> Vec<Row> {
         row("a name of 2000 bytes", &named(&[b'n'; 2000]), "InvalidFile", "found 2000"),
         row("a name that is not UTF-8", &named(b"w\xFF"), "InvalidFile", "a tensor's name in UTF-8"),
         row("half a character in a name", &named(b"w\xE2\x82"), "InvalidFile", "a tensor's name in UTF-8"),
-        row("five dimensions", &tensor(&[1, 1, 1, 1, 4], F32), "InvalidFile", "at most 4 dimensions, found 5"),
+        row(
+            "five dimensions",
+            &tensor(&[1, 1, 1, 1, 4], F32),
+            "InvalidFile",
+            "at most 4 dimensions, found 5",
+        ),
         row("a thousand dimensions", &tensor(&[1; 1000], F32), "InvalidFile", "found 1000"),
         row("two of a name", &tensor(&[4], F32).tensor("t", &[4], F32, 16), "DuplicateKey", "`t`"),
     ];
@@ -181,7 +226,9 @@ fn tensor_rows() -> Vec<Row> {
     for kind in [43, 44, 99, 100, 255, 256, 0x1000_0000, u32::MAX] {
         rows.push(row(format!("type {kind}"), &tensor(&[256], kind), "InvalidFile", "a known type"));
     }
-    for (kind, elements) in [(2, 32), (3, 32), (6, 32), (8, 32), (12, 256), (14, 256), (39, 32), (40, 64), (41, 128)] {
+    for (kind, elements) in
+        [(2, 32), (3, 32), (6, 32), (8, 32), (12, 256), (14, 256), (39, 32), (40, 64), (41, 128)]
+    {
         for columns in [1, elements - 1, elements + 1, elements / 2] {
             let label = format!("{columns} columns of type {kind}");
             rows.push(row(label, &tensor(&[columns, elements], kind), "InvalidFile", "rows of whole blocks"));
@@ -239,7 +286,10 @@ fn hostile_files_are_refused() {
         assert!(message.contains(text), "{label}: expected `{text}` in: {message}");
         assert!(message.contains(&path.display().to_string()), "{label}: no file in: {message}");
         assert!(expected_kind != "InvalidFile" || message.contains("at byte "), "{label}: {message}");
-        assert!(!message.contains('\n') && message.len() <= 500 + path.as_os_str().len(), "{label}: {message}");
+        assert!(
+            !message.contains('\n') && message.len() <= 500 + path.as_os_str().len(),
+            "{label}: {message}"
+        );
         assert!(took < Duration::from_secs(1), "{label}: {took:?}");
         assert!(error.is_invalid(), "{label}: {message}");
     }

@@ -11,9 +11,9 @@ mod checkpoint_sets;
 mod examples;
 #[cfg(feature = "convert")]
 mod fuzz_corpus;
+mod gguf_hostile;
 #[path = "../support/header_structure.rs"]
 mod header_structure;
-mod gguf_hostile;
 mod layers_golden;
 mod layers_hostile;
 mod layers_inventories;

@@ -87,7 +87,11 @@ fn is_big_endian(input: &Input<'_>) -> Result<bool, CheckpointError> {
     };
     match version {
         2 | 3 => Ok(is_big_endian),
-        1 => Err(input.refused("", "GGUF version 1", "convert it with a llama.cpp of 2023, or download it anew")),
+        1 => Err(input.refused(
+            "",
+            "GGUF version 1",
+            "convert it with a llama.cpp of 2023, or download it anew",
+        )),
         _ => Err(input.invalid(offset, format!("expected version 2 or 3, found {version}"))),
     }
 }
@@ -98,16 +102,16 @@ fn tensor(input: &Input<'_>, cursor: &mut Cursor<'_>) -> Result<Tensor, Checkpoi
     let name_bytes = cursor.u64("the length of a tensor's name")?;
     let name_len = usize::try_from(name_bytes).ok().filter(|&len| len <= NAME_BYTES_MAX);
     let name_len = name_len.ok_or_else(|| {
-        let reason = format!("expected a tensor's name of at most {NAME_BYTES_MAX} bytes, found {name_bytes}");
+        let reason =
+            format!("expected a tensor's name of at most {NAME_BYTES_MAX} bytes, found {name_bytes}");
         input.invalid(entry, reason)
     })?;
     let mut name = [0; NAME_BYTES_MAX];
     name[..name_len].copy_from_slice(cursor.take(name_len, "a tensor's name")?);
     let text = std::str::from_utf8(&name[..name_len]);
     let text = text.map_err(|_| input.invalid(entry, "expected a tensor's name in UTF-8"))?;
-    let invalid = |offset, reason: String| {
-        input.invalid(offset, format!("tensor `{}`: {reason}", text.escape_debug()))
-    };
+    let invalid =
+        |offset, reason: String| input.invalid(offset, format!("tensor `{}`: {reason}", text.escape_debug()));
     let at = cursor.offset();
     let dimensions = cursor.u32("the number of dimensions")?;
     let rank = usize::try_from(dimensions).ok().filter(|&rank| rank <= DIMENSIONS_MAX);
@@ -129,7 +133,9 @@ fn tensor(input: &Input<'_>, cursor: &mut Cursor<'_>) -> Result<Tensor, Checkpoi
         TensorType::Refused(found, advice) => {
             return Err(input.refused(text, format!("type {number} ({found})"), advice));
         }
-        TensorType::Unknown => return Err(invalid(at, format!("expected a known type, found number {number}"))),
+        TensorType::Unknown => {
+            return Err(invalid(at, format!("expected a known type, found number {number}")));
+        }
     };
     let offset = cursor.u64("the offset of a tensor")?;
     Ok(Tensor { entry, name, name_len, shape, rank, dtype, offset })

@@ -36,7 +36,9 @@ pub(in super::super) fn check_split(shards: &[Shard], tensors: u64) -> Result<()
         };
         if count != Ok(found) && !(found == 1 && count == Ok(0)) {
             let count = shard.metadata.get("split.count").unwrap_or_default();
-            return say(format!("expected the files of a model of {count} parts (split.count), found {found}"));
+            return say(format!(
+                "expected the files of a model of {count} parts (split.count), found {found}"
+            ));
         }
         if number("split.no") != Some(Ok(to_u64(position))) {
             let number = shard.metadata.get("split.no").unwrap_or("no such key");

@@ -16,8 +16,7 @@ use super::{Codes, Scale, Table, each, each_pair, half, part};
 /// Codes of `E2M1`, doubled.
 pub(super) static E2M1: Table = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 /// Codes of the 4-bit IQ types.
-pub(super) static IQ4: Table =
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+pub(super) static IQ4: Table = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// Sixteen bytes, low halves first.
 #[inline(always)]

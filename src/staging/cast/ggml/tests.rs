@@ -19,7 +19,10 @@ fn fixture(block: BlockType) -> (Vec<u8>, Vec<u32>) {
     let singles = singles.data().as_chunks::<4>().0.iter().map(|single| u32::from_le_bytes(*single));
     let singles: Vec<u32> = singles.collect();
     let count = blocks.len() / to_usize(block.bytes());
-    assert_eq!((count * to_usize(block.bytes()), count * to_usize(block.elements())), (blocks.len(), singles.len()));
+    assert_eq!(
+        (count * to_usize(block.bytes()), count * to_usize(block.elements())),
+        (blocks.len(), singles.len())
+    );
     (blocks, singles)
 }
 
@@ -49,10 +52,13 @@ fn every_type_is_decoded_as_gguf_py_does_it() {
             let group = GROUP_ELEMENTS / elements;
             for (count, phase) in [(1, 0), (given, 7), (group, 1), (group + 1, 64), (3 * group + given, 33)] {
                 let wanted = || (0..count).map(|at| at % given);
-                let source: Vec<u8> = wanted().flat_map(|at| &blocks[at * bytes..][..bytes]).copied().collect();
+                let source: Vec<u8> =
+                    wanted().flat_map(|at| &blocks[at * bytes..][..bytes]).copied().collect();
                 let of = |at: usize| &singles[at * elements..][..elements];
                 let expected: Vec<u8> = wanted().flat_map(of).flat_map(|&bits| narrowed(bits, to)).collect();
-                let infinite = |bits: &u32| to == FloatType::F16 && half::f16::from_f32(f32::from_bits(*bits)).is_infinite();
+                let infinite = |bits: &u32| {
+                    to == FloatType::F16 && half::f16::from_f32(f32::from_bits(*bits)).is_infinite()
+                };
                 let lost = to_u64(wanted().flat_map(of).filter(|bits| infinite(bits)).count());
                 for level in levels() {
                     let mut slot = vec![0xA5; phase];
