@@ -14,6 +14,7 @@ mod describe;
 mod examples;
 #[cfg(feature = "convert")]
 mod fuzz_corpus;
+mod gguf_hostile;
 #[path = "../support/header_structure.rs"]
 mod header_structure;
 mod layers_golden;
