@@ -321,6 +321,27 @@ def test_quantised_weights_are_decoded_just_in_time(
         assert torch.equal(model(X), plain(X))
 
 
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4-g32"])
+def test_weights_are_quantised_while_they_are_read(form: str, stack: tuple[Stack, Stack, Path], tmp_path: Path) -> None:
+    """As those of a converted file are, with half of the layers streamed, and in less memory than the whole model."""
+    plain, model, path = stack
+    onelayer.convert(path, tmp_path / "converted", quantise=form)
+    with torch.no_grad():
+        with stream_forward(model, tmp_path / "converted", memory="1GiB") as handle:
+            expected = model(X)
+        assert not torch.equal(expected, plain(X))
+        for memory in (least(path, model, quantise=form), least(path, model, quantise=form) + (1 << 20)):
+            with stream_forward(model, path, memory=memory, budget=RING, quantise=form) as handle:
+                assert handle.plan.streamed and handle.plan.needed <= memory
+                assert torch.equal(model(X), expected) and torch.equal(model(X), expected)
+        whole = stream_forward(model, path, memory="1GiB").plan
+        with stream_forward(model, path, memory="1GiB", quantise=form) as handle:
+            assert not handle.plan.streamed and handle.plan.kept_bytes < whole.mapped_bytes * 3 // 5
+            assert torch.equal(model(X), expected)
+    with pytest.raises(ValueError, match="int5"):
+        stream_forward(model, path, memory="1GiB", quantise="int5")
+
+
 def test_memory_comes_back(stack: tuple[Stack, Stack, Path]) -> None:
     _, model, path = stack
     with torch.no_grad():

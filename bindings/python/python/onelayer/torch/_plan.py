@@ -106,8 +106,10 @@ def make_plan(
     stacks = _stacks(model, layers, names, keys)
     stacked = {layer.name for stack in stacks.values() for layer in stack}
     outside = [layer.name for layer in layers if layer.name not in stacked]
-    is_plain = options["device"].type == "cpu" and not quantised and not options.get("dtype")
-    mapped = _lookup_tables(names, [key for name in outside for key in keys[name]]) if is_plain else []
+    is_as_stored = options["device"].type == "cpu" and not options.get("dtype")
+    is_plain = is_as_stored and not quantised
+    tables = _lookup_tables(names, [key for name in outside for key in keys[name]]) if is_as_stored else []
+    mapped = [key for key in tables if key not in quantised]
     mapped_bytes = sum(checkpoint.info(key).nbytes for key in mapped)
     for name in outside:
         keys[name] = tuple(key for key in keys[name] if key not in mapped)
@@ -210,7 +212,7 @@ def _check_keep(keep: Any, names: Collection[str]) -> None:
     if isinstance(keep, str):
         wrong: list[Any] = [] if keep in ("auto", "none") else [keep]
     elif isinstance(keep, Collection):
-        wrong = [name for name in cast("Collection[Any]", keep) if name not in names]
+        wrong = [name for name in cast("Collection[object]", keep) if name not in names]
     else:
         wrong = [keep]
     if wrong:
