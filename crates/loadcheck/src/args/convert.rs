@@ -114,13 +114,19 @@ pub(crate) struct TensorArgs {
     /// for each group of 32, 64 or 128 (int4 alone) elements. `X` is written as values
     /// under its name, and `X_scale`. What that loses is in the report. What a rule of
     /// --dtype-rules names is not quantised. Each of these weights is read twice.
-    #[arg(long, value_name = "FORM")]
+    #[arg(long, value_name = "FORM", alias = "quantize")]
     pub(crate) quantise: Option<Quantise>,
     /// Quantise the weights whose name matches, and no others
     ///
     /// Replaces the rule about layers and routers. Only float tensors with two or three dimensions
     /// and rows of 32 elements or more are quantised.
-    #[arg(long, value_name = "REGEX", requires = "quantise", hide_short_help = true)]
+    #[arg(
+        long,
+        value_name = "REGEX",
+        requires = "quantise",
+        hide_short_help = true,
+        alias = "quantize-only"
+    )]
     pub(crate) quantise_only: Option<String>,
     /// Casts by name, before --dtype
     ///

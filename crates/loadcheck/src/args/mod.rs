@@ -15,11 +15,12 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 pub(crate) use self::compare::CompareArgs;
 pub(crate) use self::convert::{ConvertArgs, VerifyArgs};
 pub(crate) use self::fit::{DoctorArgs, EmitArg, FitArgs};
+pub(crate) use self::given::{Given, Next};
 pub(crate) use self::leak::{LeakArgs, MaxSlope, MemoryKind, POINTS_MIN};
 pub(crate) use self::limits::{Bound, Gate, LimitArgs, Metric};
 pub(crate) use self::passes::PassesArgs;
 pub(crate) use self::picture::{PictureArgs, ReportArgs};
-pub(crate) use self::plan::{CacheDtype, PlaceArgs, PlanArgs};
+pub(crate) use self::plan::{CacheDtype, FitsArgs, PlaceArgs, PlanArgs};
 pub(crate) use self::quantise::Quantise;
 pub(crate) use self::ranks::RankArgs;
 pub(crate) use self::values::{
@@ -34,6 +35,7 @@ use onelayer_synth::presets;
 mod compare;
 mod convert;
 mod fit;
+mod given;
 mod leak;
 mod limits;
 mod passes;
@@ -104,6 +106,12 @@ pub(crate) enum Command {
     /// Compares the cost of ways to load SOURCE
     #[command(long_about = compare::COMPARE_ABOUT, after_long_help = Exit::table())]
     Compare(Box<CompareArgs>),
+    /// Does a load of SOURCE fit in 8GB? From the headers
+    #[command(long_about = plan::FITS_ABOUT, after_long_help = Exit::table())]
+    Fits(Box<FitsArgs>),
+    /// Finds the smallest memory limit that a load works under, by trying
+    #[command(long_about = fit::FIT_ABOUT, after_long_help = Exit::table())]
+    Fit(Box<FitArgs>),
     /// Predicts what a load costs and what fits where, from the headers; reads no weights
     #[command(long_about = plan::PLAN_ABOUT, after_long_help = Exit::table())]
     Plan(Box<PlanArgs>),
@@ -125,9 +133,6 @@ pub(crate) enum Command {
         after_long_help = Exit::table()
     )]
     Exec(ExecArgs),
-    /// Finds the smallest memory limit that a load works under
-    #[command(long_about = fit::FIT_ABOUT, after_long_help = Exit::table())]
-    Fit(Box<FitArgs>),
     /// Loads, uses and unloads SOURCE again and again: does memory grow?
     #[command(long_about = leak::LEAK_ABOUT, after_long_help = Exit::table())]
     Leak(Box<LeakArgs>),
@@ -234,13 +239,19 @@ pub(crate) struct LoadArgs {
     /// row by row: int8 and fp8 (E4M3) with an F32 scale for each row, int4 with a BF16 scale
     /// for each group of 32, 64 or 128 (int4 alone) elements. `X` arrives as values
     /// under its name, and `X_scale`. What that loses is in the report, tensor by tensor.
-    #[arg(long, value_name = "FORM")]
+    #[arg(long, value_name = "FORM", alias = "quantize")]
     pub(crate) quantise: Option<Quantise>,
     /// Quantise the weights whose name matches, and no others
     ///
     /// Replaces the rule about layers and routers. Only float tensors with two or three dimensions
     /// and rows of 32 elements or more are quantised.
-    #[arg(long, value_name = "REGEX", requires = "quantise", hide_short_help = true)]
+    #[arg(
+        long,
+        value_name = "REGEX",
+        requires = "quantise",
+        hide_short_help = true,
+        alias = "quantize-only"
+    )]
     pub(crate) quantise_only: Option<String>,
     /// Layers kept at once: N, 2GiB or all
     ///

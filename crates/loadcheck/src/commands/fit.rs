@@ -7,7 +7,7 @@ use onelayer::units::HumanBytes;
 use onelayer_probe::ChildGroup;
 use rustix::process::{Pid, set_child_subreaper};
 
-use crate::args::{Device, FitArgs, name_of};
+use crate::args::{Device, FitArgs, Next, name_of};
 use crate::config::LoadConfig;
 use crate::entries::{Entry, What, entries};
 use crate::fit::{Loader, Session, emitted_lines, no_group};
@@ -17,7 +17,6 @@ use crate::output::print_fit_log;
 use crate::output::terminal::Terminal;
 use crate::problem::{Code, Problem};
 use crate::report::{CommandName, Fit, Fitted, Report, Source, Verdict};
-use crate::shell::shell_word;
 use crate::signals::Interrupts;
 use crate::sizes::{Size, SizeContext};
 use crate::source::{self, Resolved};
@@ -139,7 +138,9 @@ fn search_all(
     if let Some(stop) = stop {
         return Outcome::stopped(report, Vec::new(), stop);
     }
-    let next = args.emit.is_none().then(|| next(&args.load.source));
+    let flags = vec![("emit", Some("k8s".to_owned()))];
+    let next = Next { command: "fit", flags, why: "ready lines", ..Next::default() };
+    let next = args.emit.is_none().then_some(next);
     Outcome { report, interrupted: None, next }
 }
 
@@ -203,8 +204,4 @@ fn look(
     report.plan = has_stream.then_some(checked.plan);
     report.notes.extend(checked.notes);
     Ok(checked.context)
-}
-
-fn next(source: &OsString) -> String {
-    format!("loadcheck fit {} --emit k8s   (ready lines)", shell_word(&source.to_string_lossy()))
 }

@@ -28,13 +28,13 @@ use crate::progress::Progress;
 use crate::report::{
     CommandName, CycledLoad, Leak, LeakMode, Outcome as RunOutcome, Params, Report, Run, Source,
 };
-use crate::shell::{CommandTemplate, shell_word};
+use crate::shell::CommandTemplate;
 use crate::signals::{Interrupts, exit_of, interrupted, name_of};
 use crate::source::{self, Resolved};
 use crate::worker::{Checked, CycleLoad, Stop, Task};
 
 use super::group::own_group;
-use super::run::verdict;
+use super::run::{keep, verdict};
 use super::worker_run::{Settled, measure, measure_in, prepare};
 use super::{Outcome, new_report};
 
@@ -418,9 +418,8 @@ impl Session<'_> {
         self.report.verdict = verdict(&self.report, self.args.strict_noise);
         problems.extend(self.signal.map(interrupted));
         self.report.fail(problems);
-        let source = self.report.source.as_ref().map(|source| shell_word(&source.given)).unwrap_or_default();
-        let next = format!("loadcheck leak {source} --json -o leak.json   (every point)");
-        Outcome { report: self.report, interrupted: self.signal.map(exit_of), next: Some(next) }
+        let next = keep("leak", "leak.json", "every point");
+        Outcome { report: self.report, interrupted: self.signal.map(exit_of), next }
     }
 }
 

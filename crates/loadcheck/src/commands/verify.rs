@@ -5,14 +5,13 @@ use std::time::Instant;
 
 use onelayer::convert::{ConvertEvent, Verification};
 
-use crate::args::VerifyArgs;
+use crate::args::{Next, VerifyArgs};
 use crate::convert::interruptible::{Ended, OnSignal, run_interruptible};
 use crate::convert::observer::Observer;
 use crate::convert::translate::{self, Stage};
 use crate::output::Output;
 use crate::output::terminal::Terminal;
 use crate::report::{CommandName, Report, Source};
-use crate::shell::shell_word;
 use crate::signals::Interrupts;
 use crate::source::{self, Resolved};
 
@@ -69,7 +68,8 @@ fn verify(
             report.notes.extend(found.notes);
             report.fail(difference_problem(&verification).into_iter().collect());
             report.verification = Some(verification);
-            let next = format!("loadcheck {} --device none", shell_word(&directory.given));
+            let flags = vec![("device", Some("none".to_owned()))];
+            let next = Next { command: "run", flags, ..Next::default() };
             Outcome { next: Some(next), ..Outcome::of(report) }
         }
         Err(problems) => Outcome::refused(report, problems),

@@ -27,9 +27,11 @@ pub(super) fn convert(report: &Report, view: View) -> Document {
     document.fact("target", name(&convert.target) + part);
     add_files(convert, view, &mut document);
     match &convert.result {
-        None => add_forecast(report, convert, &mut document),
+        None => add_forecast(report, convert, view, &mut document),
         Some(result) => {
-            document.fact("strategy", strategy(convert));
+            if view.shows_how() {
+                document.fact("strategy", strategy(convert));
+            }
             document.table(measured::peaks(report, view));
             document.extend(facts::broken_promises(report));
             add_result(convert, result, &mut document);
@@ -88,7 +90,7 @@ fn every_file(convert: &Convert) -> Table {
 }
 
 /// What a dry run predicts: room, memory, time.
-fn add_forecast(report: &Report, convert: &Convert, document: &mut Document) {
+fn add_forecast(report: &Report, convert: &Convert, view: View, document: &mut Document) {
     let done = convert.files.iter().filter(|file| file.state == FileState::Kept).count();
     if done > 0 {
         document.fact("done", format!("{done} of them, by an earlier run"));
@@ -100,7 +102,9 @@ fn add_forecast(report: &Report, convert: &Convert, document: &mut Document) {
         let (host, budget) = (bytes(memory.host_bytes), bytes(convert.params.budget_bytes));
         let smallest = bytes(memory.smallest_budget_bytes);
         document.fact("memory", format!("{host} of the budget of {budget} (derived); at least {smallest}"));
-        document.table(facts::memory_terms(&memory.terms, None));
+        if view.shows_how() {
+            document.table(facts::memory_terms(&memory.terms, None));
+        }
     }
     document.line("Nothing was written: this was a dry run.");
 }

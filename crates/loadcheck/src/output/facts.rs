@@ -6,8 +6,8 @@ use super::terminal::Role;
 use crate::args::CacheArg;
 use crate::numbers::{bytes, count, grouped, growth, percent, rate, seconds};
 use crate::report::{
-    FileReading, IoCounters, Limit, MemoryTerm, Outcome, Params, Passes, Place, PlaceShare, QuantisedTensor,
-    Report, Run, Shares, Source,
+    FileReading, Finding, IoCounters, Limit, MemoryTerm, Outcome, Params, Passes, Place, PlaceShare,
+    QuantisedTensor, Report, Run, Shares, Source,
 };
 use onelayer::units::to_u64;
 
@@ -17,6 +17,17 @@ const FILE_GROUPS_MAX: usize = 4;
 const PASSES_MAX: usize = 8;
 /// Quantised tensors that are shown.
 const QUANTISED_MAX: usize = 3;
+
+/// The answer. That of an error is on stderr.
+pub(super) fn answer(report: &Report) -> Option<Part> {
+    let answer = report.answer.as_ref().filter(|answer| answer.outcome != Finding::Error)?;
+    let role = match answer.outcome {
+        Finding::Ok | Finding::Fits => Role::Good,
+        Finding::Unclear => Role::Warning,
+        _ => Role::Bad,
+    };
+    Some(Part::Answer(role, answer.sentence.clone()))
+}
 
 /// `source    ./model (4 files, 291 tensors, 15 GiB BF16)`
 pub(super) fn source(source: &Source, view: View) -> Part {

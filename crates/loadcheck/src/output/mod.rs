@@ -138,6 +138,7 @@ fn document(report: &Report, view: View) -> Document {
         CommandName::Run | CommandName::Exec => measured::document(report, view),
         CommandName::Compare => compared::document(report, view),
         CommandName::Plan => described::plan(report, view),
+        CommandName::Fits => described::fits(report, view),
         CommandName::Inspect => described::inspect(report, view),
         CommandName::Synth => described::synth(report),
         CommandName::Convert => converted::convert(report, view),
@@ -147,13 +148,15 @@ fn document(report: &Report, view: View) -> Document {
         CommandName::Doctor => examined::document(report, view),
         CommandName::Unknown => Document::default(),
     };
+    if document.is_empty() && view.is_page {
+        document.extend(report.source.as_ref().map(|source| facts::source(source, view)));
+    }
     let is_emitted = report.fit.as_ref().is_some_and(|fit| fit.emit.is_some());
+    let is_shown = view.is_page || (!document.is_empty() && !is_emitted);
+    document.begin(facts::answer(report).filter(|_| is_shown && (!view.is_page || !is_emitted)));
     if view.is_page {
-        if document.is_empty() {
-            document.extend(report.source.as_ref().map(|source| facts::source(source, view)));
-        }
         facts::add_page_end(report, &mut document);
-    } else if !document.is_empty() && !is_emitted {
+    } else if is_shown {
         document.extend(facts::notes(report));
     }
     document

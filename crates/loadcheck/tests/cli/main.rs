@@ -12,6 +12,7 @@ mod exec;
 mod exit_codes;
 mod fit;
 mod gpu_check;
+mod hints;
 mod leak;
 mod output;
 mod passes;
