@@ -10,7 +10,7 @@
 //! exit, problem, numbers, sizes                       values
 //! args, words                                         the command line
 //! listing, report                                     what is told, as JSON has it
-//! config, limits, library_errors, machine, inputs,    from the command line to the library's calls
+//! config, limits, kinds, library_errors, machine, inputs,    from the command line to the library's calls
 //!   planned, source
 //! descendants, signals, exec, heap, measuring, room        processes, and the memory of this one
 //! strategies, leak, worker                            loads, measured in a process of their own
@@ -36,6 +36,7 @@ mod exit;
 mod fit;
 mod heap;
 mod inputs;
+mod kinds;
 mod leak;
 mod library_errors;
 mod limits;

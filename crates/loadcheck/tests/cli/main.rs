@@ -21,6 +21,7 @@ mod place;
 mod places;
 mod ranks;
 mod readme;
+mod sources;
 #[path = "../support/mod.rs"]
 mod support;
 mod synth;
