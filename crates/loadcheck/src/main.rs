@@ -84,7 +84,7 @@ fn main() -> ExitCode {
             }
         };
     }
-    let words = words::with_command(given);
+    let words = words::with_command(given.clone());
     let matches = Cli::command().color(words::help_colour(&words)).try_get_matches_from(&words);
     let parsed = matches.and_then(|mut matches| {
         let given = Given::of(&matches);
@@ -92,7 +92,10 @@ fn main() -> ExitCode {
     });
     match parsed {
         Ok((cli, given)) => carry_out(&cli, &given).into(),
-        Err(error) => answer(&error, &words).into(),
+        Err(error) => {
+            let ran_by_default = words.len() > given.len();
+            answer(&words::advise(error, &words, ran_by_default), &words).into()
+        }
     }
 }
 

@@ -171,7 +171,7 @@ pub(crate) struct WorkArgs {
     /// Most host memory the conversion may hold
     ///
     /// A budget that is too small is refused with the smallest one that works. Sizes: 512Mi, 10GiB,
-    /// 10G (10^9), 1024 (bytes), 80% of the memory limit, 2x-layer, 1.1x-largest-tensor.
+    /// 10G (10^9), 1024B, 80% of the memory limit, 2x-layer, 1.1x-largest-tensor.
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub(crate) budget: Size,
     /// Threads that read, and as many that write [default: by the plan]

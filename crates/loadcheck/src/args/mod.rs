@@ -193,7 +193,7 @@ pub(crate) struct LoadArgs {
     ///
     /// The staging ring and all other memory of the load, without kept layers. A budget that is too
     /// small is refused with the smallest one that works. Sizes: 512Mi, 10GiB, 10G (10^9),
-    /// 1024 (bytes), 80% of the memory limit, 2x-layer, 1.1x-largest-tensor.
+    /// 1024B, 80% of the memory limit, 2x-layer, 1.1x-largest-tensor.
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub(crate) budget: Size,
     /// auto, buffered, mmap, direct or uring
@@ -463,10 +463,10 @@ pub(crate) struct InspectArgs {
 
 /// `loadcheck exec`
 #[derive(Debug, Args)]
-#[command(override_usage = "loadcheck exec [FLAGS] -- <COMMAND> [ARGS]...")]
+#[command(override_usage = "loadcheck exec [FLAGS] [--] <COMMAND> [ARGS]...")]
 pub(crate) struct ExecArgs {
-    /// The command and its arguments, after `--`
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    /// The command and its arguments; flags of loadcheck come before it
+    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
     /// Measure until a line matches, then stop it
     ///
