@@ -38,6 +38,14 @@ impl Resolved {
     }
 }
 
+/// Finds what `given` means. `None` where it may be left out, and is.
+///
+/// # Errors
+/// As those of [`resolve`].
+pub(crate) fn resolve_if_given(given: &OsStr) -> Result<Option<Resolved>, Vec<Problem>> {
+    if given.is_empty() { Ok(None) } else { resolve(given).map(Some) }
+}
+
 /// Finds what `given` means.
 ///
 /// # Errors

@@ -30,8 +30,9 @@ Examples:
 /// First line of the help of `verify`, and its examples.
 pub(super) const VERIFY_ABOUT: &str = "Checks a checkpoint: headers, index, and hashes by its manifest
 
-Every byte is read once where there is a manifest, as `loadcheck convert` writes it; without one, only the structure
-can be checked. With --against, every tensor is compared with that of another checkpoint. Exit code 5 if something
+Every byte is read once where there is a manifest, as `loadcheck convert` writes it, or a SHA-256 in the name of a file, as in
+the Hugging Face cache. Without either, only headers and index can be checked, which the answer says; --require-hashes makes that
+an error. With --against, every tensor is compared with that of another checkpoint. Exit code 5 if something
 differs; each difference is named.
 
 Examples:
@@ -225,6 +226,12 @@ pub(crate) struct VerifyArgs {
     /// What the manifest of DIR says was cast, left out or tied is taken into account.
     #[arg(long, value_name = "SOURCE")]
     pub(crate) against: Option<OsString>,
+    /// Fail if there is no hash to check the weights by
+    ///
+    /// Hashes are in the manifest of a conversion, and in the names of files in the Hugging Face
+    /// cache. Without them, only headers and index can be checked.
+    #[arg(long)]
+    pub(crate) require_hashes: bool,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
 }

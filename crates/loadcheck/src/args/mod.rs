@@ -10,7 +10,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgAction, Args, Parser, Subcommand};
+use clap::builder::ArgPredicate;
+use clap::{Arg, ArgAction, Args, Parser, Subcommand};
 
 pub(crate) use self::compare::CompareArgs;
 pub(crate) use self::convert::{ConvertArgs, VerifyArgs};
@@ -110,7 +111,11 @@ pub(crate) enum Command {
     #[command(long_about = plan::FITS_ABOUT, after_long_help = Exit::table())]
     Fits(Box<FitsArgs>),
     /// Finds the smallest memory limit that a load works under, by trying
-    #[command(long_about = fit::FIT_ABOUT, after_long_help = Exit::table())]
+    #[command(
+        long_about = fit::FIT_ABOUT,
+        after_long_help = Exit::table(),
+        mut_arg("source", not_for_commands)
+    )]
     Fit(Box<FitArgs>),
     /// Predicts what a load costs and what fits where, from the headers; reads no weights
     #[command(long_about = plan::PLAN_ABOUT, after_long_help = Exit::table())]
@@ -134,7 +139,11 @@ pub(crate) enum Command {
     )]
     Exec(ExecArgs),
     /// Loads, uses and unloads SOURCE again and again: does memory grow?
-    #[command(long_about = leak::LEAK_ABOUT, after_long_help = Exit::table())]
+    #[command(
+        long_about = leak::LEAK_ABOUT,
+        after_long_help = Exit::table(),
+        mut_arg("source", not_for_commands)
+    )]
     Leak(Box<LeakArgs>),
     /// Rewrites a checkpoint as one file per layer, in bounded memory
     #[command(
@@ -166,6 +175,12 @@ pub(crate) enum Command {
     Man(ManArgs),
 }
 
+/// A command of `--cmd` need not load a source: then SOURCE is empty.
+fn not_for_commands(source: Arg) -> Arg {
+    let source = source.required(false).required_unless_present("cmd");
+    source.default_value_if("cmd", ArgPredicate::IsPresent, "")
+}
+
 /// The presets of `synth`, for its help.
 fn preset_list() -> String {
     use std::fmt::Write as _;
@@ -187,7 +202,7 @@ fn preset_list() -> String {
 #[command(next_help_heading = "Load")]
 pub(crate) struct LoadArgs {
     /// File, directory, index, or org/name[@revision] from the cache
-    #[arg(help_heading = None::<&str>)]
+    #[arg(help_heading = None::<&str>, index = 1)]
     pub(crate) source: OsString,
     /// Most host memory the load may hold
     ///

@@ -53,7 +53,7 @@ pub(crate) struct FitsArgs {
     #[command(flatten)]
     pub(crate) load: LoadArgs,
     /// Memory, such as 8GB [default: what is free here]
-    #[arg(value_name = "LIMIT", help_heading = None::<&str>)]
+    #[arg(index = 2, value_name = "LIMIT", help_heading = None::<&str>)]
     pub(crate) limit: Option<Size>,
     #[command(flatten)]
     pub(crate) output: OutputArgs,

@@ -15,7 +15,7 @@ use std::path::Path;
 use crate::args::{CacheArg, CompareArgs, Device, Next};
 use crate::compare::{Facts, add_notes, cpu_note, order, summarise};
 use crate::config::LoadConfig;
-use crate::entries::{Entry, What, entries};
+use crate::entries::{Commands, Entry, What, entries};
 use crate::exec;
 use crate::output::Output;
 use crate::output::terminal::Terminal;
@@ -41,9 +41,10 @@ pub(crate) fn run(args: &CompareArgs, output: &Output, terminal: &Terminal) -> O
     let report = new_report(CommandName::Compare);
     let mut problems = output.check();
     let resolved = source::resolve(&args.load.source).map_err(|more| problems.extend(more)).ok();
-    let path = resolved.as_ref().map(|resolved| resolved.path.clone()).unwrap_or_default();
+    let path = resolved.as_ref().map_or_else(|| (&args.load.source).into(), |found| found.path.clone());
     let entries =
-        entries(&args.strategies, &USUAL, &args.commands, &path).map_err(|more| problems.extend(more));
+        entries(&args.strategies, &USUAL, Commands { templates: &args.commands, names: &args.names }, &path)
+            .map_err(|more| problems.extend(more));
     let (config, more) = LoadConfig::new(&args.load, path);
     problems.extend(more);
     let Ok(interrupts) = Interrupts::listen().map_err(|problem| problems.push(problem)) else {

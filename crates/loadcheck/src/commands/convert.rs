@@ -49,6 +49,7 @@ pub(crate) fn run(args: &ConvertArgs, output: &Output, terminal: &Terminal) -> O
         problems.extend(below_floor(args.work.budget, &problems));
         return Outcome::refused(report, problems);
     };
+    problems.extend(inside_source(&resolved.path, &args.target));
     let meter = match (!args.work.dry_run).then(Measurement::start).transpose() {
         Ok(meter) => meter,
         Err(problem) => {
@@ -59,6 +60,20 @@ pub(crate) fn run(args: &ConvertArgs, output: &Output, terminal: &Terminal) -> O
     let session =
         Session { args, terminal, interrupts, resolved, observer: Observer::new(), meter, report, problems };
     session.carry_out(options)
+}
+
+/// That the target lies below the source, if it does: a source is not changed.
+fn inside_source(source: &Path, target: &Path) -> Option<Problem> {
+    let source = source.canonicalize().ok().filter(|source| source.is_dir())?;
+    let target =
+        if target.is_absolute() { target.to_owned() } else { std::env::current_dir().ok()?.join(target) };
+    let nearest = target.ancestors().find_map(|folder| folder.canonicalize().ok())?;
+    let is_below = nearest.starts_with(&source) && (nearest != source || !target.exists());
+    is_below.then(|| {
+        Problem::new(Code::TargetRefused, "the target lies inside the source, which is never changed")
+            .at(target.display().to_string())
+            .help("choose a directory beside it")
+    })
 }
 
 /// A `convert` in progress.

@@ -9,7 +9,7 @@ use rustix::process::{Pid, set_child_subreaper};
 
 use crate::args::{Device, FitArgs, Next, name_of};
 use crate::config::LoadConfig;
-use crate::entries::{Entry, What, entries};
+use crate::entries::{Commands, Entry, What, entries, no_source};
 use crate::fit::{Loader, Session, emitted_lines, no_group};
 use crate::machine;
 use crate::output::Output;
@@ -37,16 +37,24 @@ pub(crate) fn run(args: &FitArgs, output: &Output, terminal: &Terminal) -> Outco
         ..Fit::default()
     });
     let mut problems = output.check();
-    let resolved = source::resolve(&args.load.source).map_err(|more| problems.extend(more)).ok();
-    let path = resolved.as_ref().map(|resolved| resolved.path.clone()).unwrap_or_default();
+    let resolved = source::resolve_if_given(&args.load.source).unwrap_or_else(|more| {
+        problems.extend(more);
+        None
+    });
+    let path = resolved.as_ref().map_or_else(|| (&args.load.source).into(), |found| found.path.clone());
     let (mut load, more) = LoadConfig::new(&args.load, path.clone());
     problems.extend(more);
     // Only our own loader, if nothing is named.
     let usual: &[Strategy] = if args.cmd.is_empty() { &[Strategy::Stream] } else { &[] };
-    let entries = entries(&args.strategies, usual, &args.cmd, &path).unwrap_or_else(|more| {
-        problems.extend(more);
-        Vec::new()
-    });
+    let entries = entries(&args.strategies, usual, Commands { templates: &args.cmd, names: &[] }, &path)
+        .unwrap_or_else(|more| {
+            problems.extend(more);
+            Vec::new()
+        });
+    let is_ours = |entry: &Entry| matches!(entry.what, What::Strategy(_));
+    if args.load.source.is_empty() && entries.iter().any(is_ours) {
+        problems.push(no_source("a strategy of loadcheck's loads a checkpoint"));
+    }
     problems.extend(args.export.timeline.map(|_| {
         Problem::new(Code::Usage, "fit keeps what each run came to, no timelines")
             .at("--timeline")

@@ -101,7 +101,17 @@ fn make(
 
 /// The error, sorted by what to do about it.
 fn translate(error: &SynthError) -> Problem {
-    let code = if error.is_request() {
+    // The same codes as those of `convert`.
+    let code = if matches!(error, SynthError::NoSpace { .. }) {
+        Code::NoSpace
+    } else if matches!(
+        error,
+        SynthError::NotADirectory { .. } | SynthError::NotEmpty { .. } | SynthError::ForeignCheckpoint { .. }
+    ) {
+        Code::TargetRefused
+    } else if matches!(error, SynthError::Io { .. } | SynthError::Full { .. } | SynthError::Appeared { .. }) {
+        Code::WriteFailed
+    } else if error.is_request() {
         Code::CannotBeMet
     } else if error.is_invalid_config() {
         Code::SourceInvalid

@@ -6,11 +6,13 @@ use std::time::Instant;
 use onelayer::convert::{ConvertEvent, Verification};
 
 use crate::args::{Next, VerifyArgs};
+use crate::convert::blobs;
 use crate::convert::interruptible::{Ended, OnSignal, run_interruptible};
 use crate::convert::observer::Observer;
 use crate::convert::translate::{self, Stage};
 use crate::output::Output;
 use crate::output::terminal::Terminal;
+use crate::problem::{Code, Problem};
 use crate::report::{CommandName, Report, Source};
 use crate::signals::Interrupts;
 use crate::source::{self, Resolved};
@@ -32,7 +34,15 @@ pub(crate) fn run(args: &VerifyArgs, output: &Output, terminal: &Terminal) -> Ou
     };
     let against = against.flatten();
     report.source = Some(directory.named(Source::default()));
-    verify(report, &directory, against.as_ref(), &interrupts, terminal)
+    let mut outcome = verify(report, &directory, against.as_ref(), &interrupts, terminal);
+    let is_unchecked = outcome.report.verification.as_ref().is_some_and(|found| found.bytes == 0);
+    if args.require_hashes && is_unchecked && outcome.report.error.is_none() {
+        let problem = Problem::new(Code::VerifyFailed, "there is no hash to check the weights by")
+            .at(&directory.given)
+            .help("--against SOURCE compares with another copy; `loadcheck convert` writes a manifest of hashes");
+        outcome.report.fail(vec![problem]);
+    }
+    outcome
 }
 
 fn verify(
@@ -51,7 +61,8 @@ fn verify(
     let done = run_interruptible(interrupts, OnSignal::Leave, move || {
         let mut observe = |event: &ConvertEvent<'_>| listener.hear(event);
         let found = Verification::default().run(&path, other.as_deref(), &mut observe);
-        found.map_err(|error| translate::problems(&error, Stage::Running, None))
+        let found = found.map_err(|error| translate::problems(&error, Stage::Running, None))?;
+        Ok((found, blobs::verify(&path)))
     });
     let elapsed = start.elapsed();
     observer.finish();
@@ -61,9 +72,12 @@ fn verify(
         Err(problem) => return Outcome::refused(report, vec![problem]),
     };
     match found {
-        Ok(found) => {
+        Ok((found, in_cache)) => {
             let mut verification =
                 compared(directory.given.clone(), against.map(|against| against.given.clone()), &found);
+            verification.files += in_cache.files;
+            verification.bytes += in_cache.bytes;
+            verification.differences.extend(in_cache.differences);
             verification.seconds = Some(elapsed.as_secs_f64());
             report.notes.extend(found.notes);
             report.fail(difference_problem(&verification).into_iter().collect());

@@ -69,6 +69,13 @@ pub(super) fn plan(report: &Report, view: View) -> Document {
         Some(placement) => placed::add(placement, view, &mut document),
         None => layers(&report.layers, view, &mut document),
     }
+    if let Some(rank) = plan.rank.as_ref().filter(|_| report.placement.is_none()) {
+        let own = bytes(plan.tensor_bytes);
+        document.line(format!(
+            "  of these, rank {} of {} loads {own}: sizes above are whole",
+            rank.rank, rank.world
+        ));
+    }
     document
 }
 
