@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::numbers::{bytes, count, grouped, rate, seconds, to_f64};
 use crate::output::escape::escape_and_cut;
-use crate::output::terminal::ProgressMode;
+use crate::output::terminal::{ProgressMode, is_ascii_locale};
 use crate::output::to_stderr;
 
 /// Characters of a layer's name on a line, at most.
@@ -186,7 +186,7 @@ fn new_bar(label: &str, total_bytes: u64) -> ProgressBar {
     let template = "{prefix}{bar:25} {binary_bytes:>9} of {binary_total_bytes}  {wide_msg}";
     let style = ProgressStyle::with_template(template).expect("the template is a constant that tests build");
     let bar = ProgressBar::with_draw_target(Some(total_bytes), ProgressDrawTarget::stderr_with_hz(10));
-    bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏ "));
+    bar.set_style(style.progress_chars(if is_ascii_locale() { "=> " } else { "█▉▊▋▌▍▎▏ " }));
     bar.set_prefix(if label.is_empty() { String::new() } else { format!("{label}  ") });
     bar
 }

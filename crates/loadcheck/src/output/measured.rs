@@ -28,7 +28,7 @@ pub(super) fn document(report: &Report, view: View) -> Document {
     document.extend(facts::device(report));
     document.extend(facts::cache(&report.runs));
     document.table(peaks(report, view));
-    document.extend(last.passes.iter().flat_map(facts::passes));
+    document.extend(last.passes.iter().flat_map(|passes| facts::passes(passes, &last.io)));
     document.extend(facts::quantised(&last.quantised));
     document.extend(last.places.iter().map(facts::place_share));
     document.extend(facts::verified(report));
