@@ -49,7 +49,10 @@ fn check_file(bytes: &[u8]) {
         }
         let (limited, peak_bytes) =
             peak_of(|| OpenOptions::new().header_bytes_max(HEADER_BYTES_MAX).whole_file().open(path));
-        assert!(peak_bytes <= 4 * HEADER_BYTES_MAX + MEMORY_BYTES, "{peak_bytes} bytes of heap at most 4 KiB");
+        assert!(
+            peak_bytes <= 4 * HEADER_BYTES_MAX + MEMORY_BYTES,
+            "{peak_bytes} bytes of heap at most 4 KiB"
+        );
         check_outcome(&limited, len);
     });
 }
