@@ -31,10 +31,17 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
     "qwen3": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SMALL, head_dim=8)),
     "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**SMALL)),
     "phi3": lambda: transformers.Phi3ForCausalLM(transformers.Phi3Config(**SMALL, pad_token_id=0)),
-    "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=128, n_embd=32, n_layer=2, n_head=4)),
+    "gpt2": lambda: transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=128, n_embd=32, n_layer=2, n_head=4)
+    ),
     "opt": lambda: transformers.OPTForCausalLM(
         transformers.OPTConfig(
-            vocab_size=128, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=32
+            vocab_size=128,
+            hidden_size=32,
+            ffn_dim=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            word_embed_proj_dim=32,
         )
     ),
     "bert": lambda: transformers.BertForMaskedLM(transformers.BertConfig(**SMALL)),
@@ -56,8 +63,12 @@ def same(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 def read(path: Path, **options: Any) -> dict[str, torch.Tensor]:
     """Every tensor, streamed a layer at a time."""
+    found = {}
     with onelayer.open(path, **options).stream(window=1) as layers:
-        return {name: torch.from_dlpack(tensor).clone() for layer in layers for name, tensor in layer.items()}
+        for layer in layers:
+            with layer:
+                found.update({name: torch.from_dlpack(layer[name]).clone() for name in layer})
+    return found
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -181,12 +192,12 @@ def test_files_of_gguf_py(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with onelayer.open(path).stream(dtype="bf16") as layers:
+    with onelayer.open(path).stream(dtype="bf16", window="all") as layers:
         found = {name: torch.from_dlpack(tensor).clone() for layer in layers for name, tensor in layer.items()}
     for name in values:
         expected = wanted[name] if name != "token_embd.weight" else torch.from_numpy(values[name]).half()
         assert same(found[name], expected), name
     # Blocks as they are stored.
-    with onelayer.open(path).stream() as layers:
+    with onelayer.open(path).stream(window="all") as layers:
         raw = {name: tensor for layer in layers for name, tensor in layer.items()}
         assert raw["blk.0.ffn_up.weight"].nbytes == 32 * 256 // 32 * 34

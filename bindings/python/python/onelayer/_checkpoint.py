@@ -274,6 +274,4 @@ def open(
         download=download,
         cache_dir=cache_dir,
     )
-    return Checkpoint(
-        path, header_bytes_max=header_bytes_max, allow_opaque_dtypes=allow_opaque_dtypes, prefix=prefix
-    )
+    return Checkpoint(path, header_bytes_max=header_bytes_max, allow_opaque_dtypes=allow_opaque_dtypes, prefix=prefix)
