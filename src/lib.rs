@@ -122,7 +122,7 @@ pub mod for_benches {
     pub use crate::staging::for_benches::{Slots, Taken};
 }
 
-pub use self::checkpoint::{Checkpoint, CheckpointError, DType, OpenOptions, TensorEntry};
+pub use self::checkpoint::{BlockType, Checkpoint, CheckpointError, DType, OpenOptions, TensorEntry};
 pub use self::layers::{LayerId, LayerMap, Layers};
 pub use self::plan::{
     FloatType, HandOut, IoDecision, IoMode, LoadOptions, LoadPlan, Passes, PlanError, Quantisation,
