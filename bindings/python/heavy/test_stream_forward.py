@@ -18,6 +18,7 @@ from torch import nn
 import onelayer
 import onelayer.torch
 from onelayer.torch import stream_forward
+from onelayer.torch._parts import streamed_parts
 
 SMALL = {
     "hidden_size": 256,
@@ -340,6 +341,44 @@ def test_weights_are_quantised_while_they_are_read(form: str, stack: tuple[Stack
             assert torch.equal(model(X), expected)
     with pytest.raises(ValueError, match="int5"):
         stream_forward(model, path, memory="1GiB", quantise="int5")
+
+
+def test_parts_of_layers_stay_where_that_reads_less(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    plain = Stack(1024)
+    path = tmp_path / "stack.safetensors"
+    safetensors.torch.save_file(plain.state_dict(), path)
+    model = onelayer.torch.empty(Stack, 1024)
+    memory = least(path, model) + (68 << 20)
+    with torch.no_grad(), stream_forward(model, path, memory=memory, budget=RING) as handle:
+        plan = handle.plan
+        assert plan.parts and plan.window == 2 and plan.needed <= memory
+        assert "and parts of" in str(plan)
+        streamed = {key for name in plan.streamed for key in plan.keys[name]}
+        stays = {key for keys in plan.parts.values() for key in keys}
+        assert streamed and not streamed & stays
+        for order in ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5], [5, 3, 1]):
+            plain.order = model.order = order
+            assert torch.equal(model(X), plain(X))
+    assert all(parameter.device.type == "meta" for parameter in model.parameters())
+
+
+def test_parts_are_the_least_that_fits() -> None:
+    layers = [{"large": 60, "middle": 30, "small": 10}] * 10
+    everything = sum(sum(sizes.values()) for sizes in layers)
+    previous = everything + 1
+    for room in range(100, everything, 50):
+        for held in (2, 1):
+            found = streamed_parts(layers, room, held)
+            if found is None:
+                assert room < 2 * 100 and held == 2
+                continue
+            sizes = [sum(layer[key] for key in keys) for layer, keys in zip(layers, found, strict=True)]
+            assert everything - sum(sizes) + held * max(sizes) <= room
+            # No worse than whole layers.
+            assert sum(sizes) <= everything - (room - held * 100) // 100 * 100
+        assert sum(sizes) <= previous
+        previous = sum(sizes)
 
 
 def test_memory_comes_back(stack: tuple[Stack, Stack, Path]) -> None:

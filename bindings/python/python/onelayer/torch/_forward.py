@@ -324,6 +324,7 @@ class StreamedForward:
         """Reads the layers that stay. Returns the tensors of quantised weights, which stay as stored."""
         scales = {weight.scale for weight in self._quantised.values()}
         select = [key for name in self.plan.kept for key in self.plan.keys[name]]
+        select += [key for keys in self.plan.parts.values() for key in keys]
         stored: dict[str, torch.Tensor] = {}
         if not select:
             return stored
