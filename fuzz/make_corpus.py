@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -171,6 +172,19 @@ def manifest_seeds() -> list[bytes]:
     return [text.encode() for text in texts + [json.dumps(good | reordered)]]
 
 
+def torch_seeds() -> list[bytes]:
+    """Small files that torch wrote, and the pickles in them."""
+    seeds = []
+    for path in sorted((FIXTURES / "torch").iterdir()):
+        if path.suffix not in (".pt", ".ckpt"):
+            continue
+        seeds.append(path.read_bytes())
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                seeds += [archive.read(name) for name in archive.namelist() if name.endswith("/data.pkl")]
+    return seeds
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         files, indices = hostile(Path(folder) / "corpus")
@@ -182,6 +196,7 @@ def main() -> None:
     write("device_map", [text.encode() for text in DEVICE_MAPS])
     write("manifest", manifest_seeds())
     write("plan", noise(2, 40, (40, 400)))
+    write("torch", torch_seeds())
 
 
 main()

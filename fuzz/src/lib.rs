@@ -26,12 +26,13 @@ mod memory;
 pub mod plan;
 mod scratch;
 pub mod structure;
+pub mod torch;
 
 /// A target: its name and its check.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets, by the names of their corpora.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     ("device_map", device_map::check),
     ("header", header::check),
     ("header_structure", structure::check),
@@ -40,4 +41,5 @@ pub const TARGETS: [Target; 8] = [
     ("layers", layers::check),
     ("manifest", manifest::check),
     ("plan", plan::check),
+    ("torch", torch::check),
 ];

@@ -1,11 +1,14 @@
-//! Element types of the safetensors format, with their sizes in bits.
+//! Element types, with their sizes in bits.
 //!
-//! The list is that of safetensors 0.8. Nothing here reads or converts elements.
+//! The list is that of safetensors 0.8, and the block types of GGUF. Nothing here reads or converts
+//! elements.
 
 use std::fmt;
 use std::str::FromStr;
 
 use onelayer_system::FloatType;
+
+use super::BlockType;
 
 /// An element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -55,12 +58,15 @@ pub enum DType {
     I64,
     /// Unsigned 64-bit integer.
     U64,
+    /// Blocks of elements that share scales, in GGUF files.
+    Block(BlockType),
     /// A type that this version does not know. Its bytes pass through unchanged.
     Opaque,
 }
 
 impl DType {
-    /// Every type of the format, without [`DType::Opaque`].
+    /// Every type of safetensors. Block types ([`BlockType::ALL`]) and [`DType::Opaque`] are not
+    /// among them.
     pub const ALL: [Self; 22] = [
         Self::Bool,
         Self::F4,
@@ -86,7 +92,8 @@ impl DType {
         Self::U64,
     ];
 
-    /// Bits of one element; `None` for [`DType::Opaque`], whose size is not known.
+    /// Bits of one element; `None` for blocks, whose elements have no bytes of their own, and for
+    /// [`DType::Opaque`], whose size is not known.
     #[must_use]
     pub const fn bits(self) -> Option<u64> {
         Some(match self {
@@ -103,18 +110,21 @@ impl DType {
             Self::I16 | Self::U16 | Self::F16 | Self::Bf16 => 16,
             Self::I32 | Self::U32 | Self::F32 => 32,
             Self::C64 | Self::F64 | Self::I64 | Self::U64 => 64,
-            Self::Opaque => return None,
+            Self::Block(_) | Self::Opaque => return None,
         })
     }
 
     /// Bytes of a row-major tensor of this shape; `None` if the size of its elements is not known,
-    /// if they do not fill the last byte, or on overflow.
+    /// if they do not fill the last byte or their last block, or on overflow.
     pub(crate) fn tensor_bytes(self, shape: &[u64]) -> Option<u64> {
+        if let Self::Block(block) = self {
+            return block.tensor_bytes(shape);
+        }
         let bits = total_bits(shape, self.bits()?)?;
         bits.is_multiple_of(8).then_some(bits / 8)
     }
 
-    /// The name in headers; `opaque` for [`DType::Opaque`].
+    /// The name in headers, of blocks that in ggml; `opaque` for [`DType::Opaque`].
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -140,6 +150,7 @@ impl DType {
             Self::F64 => "F64",
             Self::I64 => "I64",
             Self::U64 => "U64",
+            Self::Block(block) => block.name(),
             Self::Opaque => "opaque",
         }
     }
@@ -181,9 +192,10 @@ pub struct UnknownDType {
 impl FromStr for DType {
     type Err = UnknownDType;
 
-    /// The type of that name. Names are case-sensitive, as in the format.
+    /// The type of that name, blocks included. Names are case-sensitive, as in the formats.
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        let known = Self::ALL.into_iter().find(|dtype| dtype.name() == name);
+        let blocks = BlockType::ALL.into_iter().map(Self::Block);
+        let known = Self::ALL.into_iter().chain(blocks).find(|dtype| dtype.name() == name);
         known.ok_or_else(|| UnknownDType { found: name.to_owned() })
     }
 }
@@ -208,5 +220,7 @@ mod tests {
             assert_eq!(name.parse::<DType>(), Err(UnknownDType { found: name.to_owned() }));
         }
         assert_eq!(DType::Opaque.bits(), None);
+        let block = DType::Block(BlockType::Q4_K);
+        assert_eq!((block.bits(), "Q4_K".parse()), (None, Ok(block)));
     }
 }

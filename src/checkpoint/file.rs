@@ -14,7 +14,7 @@ use super::format::{Contents, Input};
 use super::header::HeaderParser;
 use super::identity::{FileIdentity, OpenFault, open_regular};
 use super::json::JsonReader;
-use super::options::OpenOptions;
+use super::options::{OpenOptions, Selection};
 use super::tensor::{Coverage, LayoutFault, Mark, Shard, TensorTable};
 use super::{FileFormat, gguf, torch};
 use crate::units::{ByteRange, to_u64, to_usize};
@@ -58,12 +58,18 @@ fn read_open(
 ) -> Result<(Shard, Vec<String>), CheckpointError> {
     let format = format_of(file);
     let input = Input { path, file, len_bytes: identity.len_bytes, format, prefix, options };
+    if let (Selection::Named(part), FileFormat::Safetensors | FileFormat::Gguf) = (&options.selection, format)
+    {
+        let (path, part, found) =
+            (path.to_owned(), kept(part), format!("a {format} file, which has no parts"));
+        return Err(CheckpointError::NoSuchPart { path, part, found });
+    }
     let (contents, coverage) = match format {
         FileFormat::Safetensors => safetensors(&input, table)?,
         FileFormat::TorchZip | FileFormat::TorchLegacy | FileFormat::TorchTar => {
             (torch::read(&input, table)?, Coverage::Any)
         }
-        FileFormat::Gguf => (gguf::read(&input, table)?, Coverage::Any),
+        FileFormat::Gguf => (gguf::read(&input, table)?, Coverage::Apart),
     };
     let sealed = table.seal_file(mark, coverage);
     let data = sealed.map_err(|fault| layout_error(path, fault, coverage))?;
@@ -148,7 +154,7 @@ fn header_range(
             Some(kind) => kind.to_owned(),
             None => format!("{file_bytes} bytes, where 8 announce the length of the header"),
         };
-        return Err(CheckpointError::NotSafetensors { path: path(), found });
+        return Err(CheckpointError::UnknownFormat { path: path(), found });
     }
     let mut prefix = [0; 8];
     file.read_exact_at(&mut prefix, 0).map_err(|source| CheckpointError::Io {
@@ -167,7 +173,7 @@ fn header_range(
             Err(CheckpointError::OverLimit { path: path(), what, found_bytes: header_bytes, limit_bytes })
         }
         _ => Err(match sniff(file) {
-            Some(kind) => CheckpointError::NotSafetensors { path: path(), found: kind.to_owned() },
+            Some(kind) => CheckpointError::UnknownFormat { path: path(), found: kind.to_owned() },
             None => CheckpointError::HeaderExceedsFile { path: path(), header_bytes, file_bytes },
         }),
     }
@@ -195,7 +201,7 @@ fn layout_error(path: &Path, fault: LayoutFault, coverage: Coverage) -> Checkpoi
     let path = path.to_owned();
     let data = match coverage {
         Coverage::Exact(data) => data,
-        Coverage::Any => ByteRange::default(),
+        Coverage::Any | Coverage::Apart => ByteRange::default(),
     };
     match fault {
         LayoutFault::Duplicate(key) => {
@@ -203,6 +209,17 @@ fn layout_error(path: &Path, fault: LayoutFault, coverage: Coverage) -> Checkpoi
         }
         LayoutFault::Hole { tensor, expected_start, found_start } => {
             CheckpointError::Hole { path, tensor: kept(&tensor), expected_start, found_start }
+        }
+        LayoutFault::Overlap { tensor, other, expected_start, found_start }
+            if coverage == Coverage::Apart =>
+        {
+            let (tensor, other) = (kept(&tensor), kept(&other));
+            let reason = format!(
+                "tensor `{}`: expected its bytes behind those of `{}`, which end at byte {expected_start}",
+                tensor.escape_debug(),
+                other.escape_debug()
+            );
+            CheckpointError::InvalidFile { path, format: FileFormat::Gguf, offset: found_start, reason }
         }
         LayoutFault::Overlap { tensor, other, expected_start, found_start } => {
             let (tensor, other) = (kept(&tensor), kept(&other));

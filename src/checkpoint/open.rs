@@ -11,7 +11,7 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::directory::{Choice, LISTED_MAX, choose, not_read};
+use super::directory::{Choice, LISTED_MAX, choose, gguf_set, not_read};
 use super::error::{CheckpointError, kept};
 use super::file;
 use super::identity::FileKind;
@@ -19,7 +19,7 @@ use super::index::{FILES_MAX, WeightMap};
 use super::options::OpenOptions;
 use super::pipeline;
 use super::tensor::{Mark, Shard, TensorTable};
-use super::{Checkpoint, Inner};
+use super::{Checkpoint, FileFormat, Inner, gguf};
 use crate::footprint::{Held, PeakMeter};
 use crate::units::to_u64;
 
@@ -100,7 +100,12 @@ fn parts(path: &Path, options: &OpenOptions, notes: &mut Vec<String>) -> Result<
             Ok(vec![Part::new(directory, String::new(), choice, options, notes)?])
         }
         FileKind::Regular => {
-            Ok(vec![Part { prefix: String::new(), files: vec![path.to_owned()], index: None }])
+            let set = gguf_set(path)?;
+            if let Some(set) = set.as_ref().filter(|set| set.len() > 1) {
+                notes.push(format!("{}: one of {} files, all are read", path.display(), set.len()));
+            }
+            let files = set.unwrap_or_else(|| vec![path.to_owned()]);
+            Ok(vec![Part { prefix: String::new(), files, index: None }])
         }
         found => Err(CheckpointError::NotRegular { path: path.to_owned(), found }),
     }
@@ -126,7 +131,7 @@ fn pipeline_parts(
         match chosen.and_then(|choice| Part::new(&folder, prefix, choice, options, notes)) {
             Ok(part) => parts.push(part),
             Err(CheckpointError::NoWeights { path, found, .. }) => {
-                notes.push(format!("{}: component without safetensors weights ({found})", path.display()));
+                notes.push(format!("{}: component without weights ({found})", path.display()));
             }
             Err(problem) => problems.push(problem),
         }
@@ -250,6 +255,10 @@ impl Set<'_> {
         // Reading a file has found duplicates within it.
         if part.file_count() > 1 {
             report(self.duplicates(mark).into_iter().collect())?;
+        }
+        let shards = &self.shards[first_shard..];
+        if shards.iter().any(|shard| shard.format == FileFormat::Gguf) {
+            gguf::check_split(shards, to_u64(self.table.sorted_since(mark).len()))?;
         }
         if let Some((path, map)) = &part.index {
             let comparison = Comparison { set: self, path, map, prefix: &part.prefix, mark, first_shard };

@@ -442,6 +442,7 @@ mod tests {
                         arena_offset_bytes: part * 8 * KIB,
                         cast: None,
                         gather: None,
+                        permuted_unit_bytes: None,
                         quantised: None,
                     };
                     let copies = Copies::of_one_tensor(&place);

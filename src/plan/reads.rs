@@ -3,8 +3,8 @@
 //! Only runs are stored. A read is a slot-sized cut of a run, and its copies follow from the places
 //! of the run's tensors. So a plan grows with the number of tensors, not with their bytes.
 //!
-//! Elements that are widened grow in the slot, from their start. Such a tensor is a run of its own,
-//! with shorter reads:
+//! Elements that are widened, and blocks that become floats, grow in the slot, from their start.
+//! Such a tensor is a run of its own, with shorter reads:
 //!
 //! ```text
 //! slot    |..|elements|                    after the read
@@ -16,10 +16,11 @@ use std::ops::Range;
 use super::gather::stretches;
 use super::landing::landing_of;
 use super::layout::Layout;
+use super::permute::unit_blocks;
 use super::quantise::first_row;
 use super::{
-    Cast, CastOp, CopyOp, GatherOp, MoveOp, Placement, PlanError, QuantiseOp, Quantised, ReadOp, ReadRequest,
-    index_range,
+    Cast, CastOp, CopyOp, GatherOp, MoveOp, Permutation, PermuteOp, Placement, PlanError, QuantiseOp,
+    Quantised, ReadOp, ReadRequest, index_range,
 };
 use crate::checkpoint::{Checkpoint, ShardId, TensorId};
 use crate::units::{Alignment, ByteRange, to_usize};
@@ -55,7 +56,8 @@ pub(super) fn join(checkpoint: &Checkpoint, layout: &Layout, hole_bytes_max: u64
                     let hole_bytes = bytes.start().checked_sub(run.bytes.end());
                     run.shard == shard
                         && hole_bytes.is_some_and(|bytes| bytes <= hole_bytes_max)
-                        && widening(placement).or_else(|| run.widening(&layout.placements)).is_none()
+                        && !stands_alone(placement)
+                        && !stands_alone(run.first(&layout.placements))
                 };
                 match runs[first_run..].last_mut().filter(near) {
                     Some(run) => {
@@ -89,8 +91,8 @@ pub(super) struct ReadList {
 struct Cuts {
     slot_bytes: u64,
     alignment: Alignment,
-    /// Longest unit that must not be cut (an element to be cast, a row to be quantised), rounded up
-    /// to blocks.
+    /// Longest unit that must not be cut (an element or block to be cast, a row to be quantised),
+    /// rounded up to the alignment.
     uncut_bytes: u64,
 }
 
@@ -103,8 +105,10 @@ impl ReadList {
         slot_bytes: u64,
         alignment: Alignment,
     ) -> Result<Self, PlanError> {
-        let elements = if layout.placements.iter().any(is_split) { alignment.bytes() } else { 0 };
-        let uncut_bytes = elements.max(row_blocks(&layout.placements, alignment));
+        let units = layout.placements.iter().filter(|placement| is_split(placement, alignment));
+        let units = units.filter_map(|placement| alignment.up(placement.cast?.source_unit_bytes()));
+        let uncut_bytes = units.max().unwrap_or(0).max(row_blocks(&layout.placements, alignment));
+        let uncut_bytes = uncut_bytes.max(unit_blocks(&layout.placements, alignment));
         let cuts = Cuts { slot_bytes, alignment, uncut_bytes };
         let mut count = 0_u32;
         let mut rest = runs.iter_mut().peekable();
@@ -183,21 +187,30 @@ impl Run {
         self.bytes
     }
 
-    /// The widening cast of its tensors, if any. `placements` are all placements of the plan.
-    fn widening(&self, placements: &[Placement]) -> Option<Cast> {
-        widening(&placements[to_usize(u64::from(self.placements.start))])
+    /// Its first tensor. `placements` are all placements of the plan.
+    fn first<'a>(&self, placements: &'a [Placement]) -> &'a Placement {
+        &placements[to_usize(u64::from(self.placements.start))]
     }
+}
+
+/// True for a tensor that has a run to itself, with shorter reads: it grows in the slot, or needs
+/// room there to be permuted.
+fn stands_alone(placement: &Placement) -> bool {
+    widening(placement).is_some() || placement.permuted_unit_bytes.is_some()
 }
 
 fn widening(placement: &Placement) -> Option<Cast> {
     placement.cast.filter(|cast| cast.is_widening())
 }
 
-/// True if a cut may fall into an element to be cast: cuts are multiples of the alignment, and so
-/// of every element size.
-fn is_split(placement: &Placement) -> bool {
-    let element_bytes = placement.cast.map(Cast::source_element_bytes);
-    element_bytes.is_some_and(|bytes| !placement.extent.start().is_multiple_of(bytes))
+/// True if a cut may fall into a unit to be cast: cuts are multiples of the alignment, and so of
+/// every element size, but not of every block's.
+fn is_split(placement: &Placement, alignment: Alignment) -> bool {
+    let unit_bytes = placement.cast.map(Cast::source_unit_bytes);
+    let is_whole = |at: u64, bytes| at.is_multiple_of(bytes);
+    unit_bytes.is_some_and(|bytes| {
+        !is_whole(placement.extent.start(), bytes) || !is_whole(alignment.bytes(), bytes)
+    })
 }
 
 impl Cuts {
@@ -206,13 +219,22 @@ impl Cuts {
     fn stride_bytes(&self, run: &Run, placements: &[Placement]) -> u64 {
         // A cut moves down to the start of its element or row, so the read behind it may begin that
         // much earlier.
-        let Some(cast) = run.widening(placements) else { return self.slot_bytes - self.uncut_bytes };
-        let shorter =
-            |is_split| if is_split { self.slot_bytes - self.alignment.bytes() } else { self.slot_bytes };
-        let only = &placements[to_usize(u64::from(run.placements.start))];
+        let only = run.first(placements);
+        // The scratch of a unit to be permuted is at the end of the slot.
+        let scratch_bytes = unit_blocks(std::slice::from_ref(only), self.alignment);
+        let Some(cast) = widening(only) else { return self.slot_bytes - self.uncut_bytes - scratch_bytes };
+        let (source, target) = (cast.source_unit_bytes(), cast.target_unit_bytes());
         // The first read of a run, widened, is no longer than the others: `phase + ratio * (stride
         // - phase)`.
-        self.alignment.down(shorter(is_split(only)) * cast.source_element_bytes() / cast.to().bytes())
+        if !is_split(only, self.alignment) {
+            return self.alignment.down(self.slot_bytes * source / target) - scratch_bytes;
+        }
+        // A read may begin almost a unit early, somewhere in its first block of the file:
+        // `phase + ratio * (stride + unit) <= slot`. Elements of whole alignments begin and end
+        // equally early, so they have no unit more.
+        let early = if self.alignment.bytes().is_multiple_of(source) { 0 } else { source };
+        let widened = (self.slot_bytes - self.alignment.bytes()) / target * source - early;
+        self.alignment.down(widened) - scratch_bytes
     }
 
     /// Number of reads of a run; `None` if there are too many, or if its aligned end overflows.
@@ -236,16 +258,14 @@ impl Cuts {
     }
 }
 
-/// `at`, or the start of the unit around it: an element to be cast, or a row to be quantised.
+/// `at`, or the start of the bytes around it that must not be cut.
 /// `placements` are those of one run.
 fn start_of_unit(placements: &[Placement], at: u64) -> u64 {
     let index = placements.partition_point(|placement| placement.extent.end() <= at);
     let Some(across) = placements.get(index).filter(|placement| placement.extent.start() < at) else {
         return at;
     };
-    let row_bytes = across.quantised.map(Quantised::source_row_bytes);
-    let unit_bytes = row_bytes.or(across.cast.map(Cast::source_element_bytes));
-    unit_bytes.map_or(at, |bytes| at - (at - across.extent.start()) % bytes)
+    across.uncut_bytes().map_or(at, |bytes| at - (at - across.extent.start()) % bytes)
 }
 
 /// The longest row to be quantised: its bytes in the file, and its tensor.
@@ -391,4 +411,22 @@ pub(super) fn gathers(
         })
     });
     wanted.filter(|step| !step.is_one_run())
+}
+
+/// The stretches of a read that are permuted, in file order. `placements` are those of its run.
+pub(super) fn permuting<'a>(
+    request: ReadRequest,
+    placements: &[Placement],
+    permutation: impl Fn(TensorId) -> Option<&'a Permutation> + Clone,
+) -> impl Iterator<Item = PermuteOp<'a>> + Clone {
+    pieces(request, placements).filter_map(move |(placement, piece)| {
+        placement.permuted_unit_bytes?;
+        Some(PermuteOp {
+            tensor: placement.tensor,
+            slot_offset_bytes: piece.start() - request.extent.start(),
+            len_bytes: piece.len_bytes(),
+            scratch_offset_bytes: request.extent.len_bytes(),
+            permutation: permutation(placement.tensor)?,
+        })
+    })
 }

@@ -41,7 +41,7 @@ fn filled_slot(checkpoint: &Checkpoint, plan: &LoadPlan, layer: &PlannedLayer, r
         let step = casts.next().expect("what is cast is listed, in file order");
         assert_eq!((step.slot_offset_bytes as usize, step.cast), (start, cast));
         assert_eq!(step.source_len_bytes, piece.len_bytes());
-        let (from_bytes, to_bytes) = (cast.source_element_bytes(), cast.to().bytes());
+        let (from_bytes, to_bytes) = (cast.source_unit_bytes(), cast.target_unit_bytes());
         assert_eq!((inside % from_bytes, piece.len_bytes() % from_bytes), (0, 0), "whole elements");
         let elements = inside / from_bytes..(inside + piece.len_bytes()) / from_bytes;
         let narrowed = tags(placement, elements.start * to_bytes..elements.end * to_bytes);

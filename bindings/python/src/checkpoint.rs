@@ -34,13 +34,19 @@ impl NativeCheckpoint {
         Ok(Self { inner: inner.map_err(|error| errors::of_checkpoint(py, &error))? })
     }
 
-    /// Names of all tensors, in file order.
+    /// Names of all tensors, in file order, and then the further names of tied weights.
     fn names(&self) -> Vec<&str> {
-        self.inner.tensors().map(|tensor| tensor.name).collect()
+        let aliases = self.inner.aliases().map(|(name, _)| name);
+        self.inner.tensors().map(|tensor| tensor.name).chain(aliases).collect()
+    }
+
+    /// Further names of tied weights, each with the name of the tensor.
+    fn aliases(&self) -> Vec<(&str, &str)> {
+        self.inner.aliases().map(|(name, id)| (name, self.inner.tensor(id).name)).collect()
     }
 
     fn __len__(&self) -> usize {
-        self.inner.tensor_count()
+        self.inner.tensor_count() + self.inner.aliases().len()
     }
 
     fn __contains__(&self, name: &str) -> bool {
@@ -51,7 +57,7 @@ impl NativeCheckpoint {
     fn describe(&self, name: &str) -> PyResult<(&str, Vec<u64>, u64, PathBuf)> {
         let tensor = self.inner.find(name).ok_or_else(|| PyKeyError::new_err(name.to_owned()))?;
         let path = self.inner.shard(tensor.shard).path.clone();
-        Ok((tensor.dtype_name, tensor.shape.to_vec(), tensor.extent.len_bytes(), path))
+        Ok((tensor.dtype_name, tensor.shape.to_vec(), tensor.len_bytes(), path))
     }
 
     /// Name, stack (if it is in one), bytes and names of the tensors of each layer, in execution
@@ -62,7 +68,7 @@ impl NativeCheckpoint {
         let layers = layers.map_err(|error| errors::of_load(py, &LoadError::Layers(error)))?;
         let describe = |layer: &onelayer::layers::Layer| {
             let tensors = || layer.tensors.iter().map(|&id| self.inner.tensor(id));
-            let bytes = tensors().map(|tensor| tensor.extent.len_bytes()).sum();
+            let bytes = tensors().map(|tensor| tensor.len_bytes()).sum();
             let stack = match layer.kind {
                 LayerKind::Member { stack } => Some(layers.stacks()[stack].as_str().to_owned()),
                 _ => None,

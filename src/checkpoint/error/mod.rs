@@ -8,7 +8,7 @@ use std::io;
 use std::path::PathBuf;
 
 pub use self::text::JsonSection;
-use self::text::{Listed, Others, PartOf, Quoted};
+use self::text::{Listed, OfTensor, Others, PartOf, Quoted};
 pub(super) use self::text::{kept, shape_text};
 use super::{FileFormat, FileIdentity, FileKind};
 use crate::units::HumanBytes;
@@ -60,8 +60,8 @@ pub enum CheckpointError {
         found: FileKind,
     },
 
-    /// A directory holds no safetensors weights.
-    #[error("{}: no safetensors weights here: expected {expected}, found {found}", path.display())]
+    /// A directory holds no weights.
+    #[error("{}: no weights here: expected {expected}, found {found}", path.display())]
     NoWeights {
         /// The directory.
         path: PathBuf,
@@ -71,9 +71,22 @@ pub enum CheckpointError {
         found: String,
     },
 
-    /// The file is not a safetensors file.
-    #[error("{}: expected a safetensors file, found {found}", path.display())]
-    NotSafetensors {
+    /// A directory holds several files that may be the checkpoint.
+    #[error("{}: {count} files may be the checkpoint: {}; {advice}", path.display(), Listed(files, *count))]
+    Ambiguous {
+        /// The directory.
+        path: PathBuf,
+        /// The files, the first 64 of them.
+        files: Vec<String>,
+        /// How many there are.
+        count: u64,
+        /// What to do.
+        advice: &'static str,
+    },
+
+    /// The file is of no format that is read: safetensors, PyTorch, GGUF.
+    #[error("{}: expected a safetensors, PyTorch or GGUF file, found {found}", path.display())]
+    UnknownFormat {
         /// The file.
         path: PathBuf,
         /// A guess from its first bytes, or its length if it is too short.
@@ -94,7 +107,7 @@ pub enum CheckpointError {
     },
 
     /// A tensor that the format allows and that cannot be streamed.
-    #[error("{}: tensor {}: found {found}; {advice}", path.display(), Quoted(tensor))]
+    #[error("{}: {}found {found}; {advice}", path.display(), OfTensor(tensor))]
     NotStreamable {
         /// The file.
         path: PathBuf,
@@ -104,6 +117,31 @@ pub enum CheckpointError {
         found: String,
         /// What to do instead.
         advice: &'static str,
+    },
+
+    /// A tensor does not lie inside the storage that it is a view of.
+    #[error("{}: tensor {}: expected its {needed_bytes} bytes inside its storage, found a storage of \
+        {storage_bytes}", path.display(), Quoted(tensor))]
+    OutsideStorage {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// From the start of the storage to the end of the tensor.
+        needed_bytes: u64,
+        /// Bytes of the storage.
+        storage_bytes: u64,
+    },
+
+    /// A file has no part of the selected name.
+    #[error("{}: expected a part {} with tensors, found {found}", path.display(), Quoted(part))]
+    NoSuchPart {
+        /// The file.
+        path: PathBuf,
+        /// The selected name.
+        part: String,
+        /// The parts that it has.
+        found: String,
     },
 
     /// The announced header is longer than the file.

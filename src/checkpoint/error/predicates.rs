@@ -41,9 +41,12 @@ impl CheckpointError {
             | Self::DanglingLink { path, .. }
             | Self::NotRegular { path, .. }
             | Self::NoWeights { path, .. }
-            | Self::NotSafetensors { path, .. }
+            | Self::Ambiguous { path, .. }
+            | Self::UnknownFormat { path, .. }
             | Self::InvalidFile { path, .. }
             | Self::NotStreamable { path, .. }
+            | Self::OutsideStorage { path, .. }
+            | Self::NoSuchPart { path, .. }
             | Self::HeaderExceedsFile { path, .. }
             | Self::OverLimit { path, .. }
             | Self::TooMany { path, .. }
@@ -91,6 +94,7 @@ impl CheckpointError {
             | Self::WrongShard { tensor, .. }
             | Self::DuplicateTensor { tensor, .. }
             | Self::NotStreamable { tensor, .. }
+            | Self::OutsideStorage { tensor, .. }
             | Self::Syntax { section: JsonSection::Tensor(tensor), .. }
             | Self::DuplicateKey { section: JsonSection::Tensor(tensor), .. } => Some(tensor),
             Self::Several { problems } => problems.first().and_then(Self::tensor),

@@ -43,6 +43,15 @@ impl fmt::Display for Quoted<'_> {
     }
 }
 
+/// ``tensor `x`: ``, or nothing without a name.
+pub(super) struct OfTensor<'a>(pub(super) &'a str);
+
+impl fmt::Display for OfTensor<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() { Ok(()) } else { write!(f, "tensor {}: ", Quoted(self.0)) }
+    }
+}
+
 /// ` (and 3 more)` for a count of 4.
 pub(super) struct Others(pub(super) u64);
 

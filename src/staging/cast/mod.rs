@@ -10,6 +10,8 @@
 //! wider      |1|2|3|.....|   ->   |1 |2 |3 |  |      block by block, backwards
 //! ```
 //!
+//! Blocks of GGUF files become floats the same way (`ggml`).
+//!
 //! Readers call it with the steps of [`LoadPlan::casts`](crate::plan::LoadPlan::casts). `floats`
 //! casts one element, `blocks` a block of them, `pieces` the part of a read that has arrived;
 //! `quantise` makes values and scales. Loops are compiled once per instruction set ([`Level`]), and
@@ -19,9 +21,9 @@
 //! source types, and no single rounding from `f64` (docs/casting.md). The tests compare every path
 //! with it.
 
-use crate::checkpoint::DType;
+use crate::checkpoint::{BlockType, DType};
 use crate::plan::{Cast, CastOp, FloatType};
-use crate::units::to_usize;
+use crate::units::{to_u64, to_usize};
 
 use self::blocks::Elements;
 pub use self::dequantise::dequantise;
@@ -32,6 +34,7 @@ pub(crate) use self::quantise::{Loss, quantise_step};
 mod blocks;
 mod dequantise;
 mod floats;
+mod ggml;
 mod level;
 mod pieces;
 #[cfg(not(loom))]
@@ -43,6 +46,32 @@ mod quantise;
 pub(crate) mod reference;
 #[cfg(target_arch = "x86_64")]
 mod x86;
+
+/// Decodes blocks of a GGUF type to single precision, as `--dtype f32` does, but without vector
+/// instructions: a second way to the same bits. `None` for a type that only occurs in computations
+/// (`Q8_1`).
+///
+/// # Panics
+/// If `blocks` does not hold whole blocks.
+///
+/// # Example
+/// ```
+/// use onelayer::{BlockType, decode_blocks};
+/// let mut block = vec![0; 34]; // a scale in half precision, then 32 signed bytes
+/// block[1] = 0x3C; // 1.0
+/// block[2] = 7;
+/// assert_eq!(decode_blocks(BlockType::Q8_0, &block).unwrap()[..2], [7.0, 0.0]);
+/// ```
+#[must_use]
+pub fn decode_blocks(block: BlockType, blocks: &[u8]) -> Option<Vec<f32>> {
+    let cast = Cast::between(DType::Block(block), FloatType::F32)?;
+    let delivered_bytes = cast.delivered_bytes(to_u64(blocks.len()));
+    let mut bytes = blocks.to_vec();
+    bytes.resize(to_usize(delivered_bytes).max(blocks.len()), 0);
+    cast_in_place(Level::Baseline, &mut bytes, 0, blocks.len(), cast);
+    let (singles, _) = bytes[..to_usize(delivered_bytes)].as_chunks::<4>();
+    Some(singles.iter().map(|&single| f32::from_le_bytes(single)).collect())
+}
 
 /// Casts one stretch of a slot. Returns the number of finite elements that became infinite.
 ///
@@ -87,8 +116,12 @@ fn cast_in_place(
     source_bytes: usize,
     cast: Cast,
 ) -> u64 {
-    let elements = Elements { level, bytes, source_start, source_bytes, can_overflow: cast.can_overflow() };
     let to = cast.to();
+    if let DType::Block(block) = cast.source() {
+        assert_eq!(source_start, 0, "what grows is cast from the back");
+        return ggml::decode(level, bytes, source_bytes, block, to);
+    }
+    let elements = Elements { level, bytes, source_start, source_bytes, can_overflow: cast.can_overflow() };
     match cast.source() {
         DType::F64 => doubles(elements, to, f64::from_le_bytes),
         #[cfg(target_arch = "x86_64")]
@@ -180,7 +213,7 @@ mod tests {
     }
 
     fn check_with(level: Level, cast: Cast, numbers: &[u64]) -> Vec<u64> {
-        let [from_bytes, to_bytes] = [cast.source_element_bytes(), cast.to().bytes()].map(to_usize);
+        let [from_bytes, to_bytes] = [cast.source_unit_bytes(), cast.to().bytes()].map(to_usize);
         let source: Vec<u8> =
             numbers.iter().flat_map(|number| number.to_le_bytes()[..from_bytes].to_vec()).collect();
         let mut bytes = source.clone();
@@ -202,8 +235,8 @@ mod tests {
 
     #[test]
     fn every_number_of_up_to_16_bits() {
-        for cast in every_cast().filter(|cast| cast.source_element_bytes() <= 2) {
-            let count = 1_u64 << (8 * cast.source_element_bytes());
+        for cast in every_cast().filter(|cast| cast.source_unit_bytes() <= 2) {
+            let count = 1_u64 << (8 * cast.source_unit_bytes());
             let numbers: Vec<u64> = (0..count).collect();
             let found = check(cast, &numbers);
             // Second opinions, where there are some.
@@ -356,7 +389,7 @@ mod tests {
     fn any_place_and_any_length_and_nothing_around_it() {
         let bytes: Vec<u8> = seeded(400).flat_map(u64::to_le_bytes).collect();
         for cast in every_cast() {
-            let [from_bytes, to_bytes] = [cast.source_element_bytes(), cast.to().bytes()].map(to_usize);
+            let [from_bytes, to_bytes] = [cast.source_unit_bytes(), cast.to().bytes()].map(to_usize);
             let expected = cast_bytes(&bytes[..300 * from_bytes], cast);
             for (start, count) in (0..20).flat_map(|start| [0, 1, 2, 127, 128, 129, 300].map(|n| (start, n)))
             {
@@ -413,7 +446,7 @@ mod tests {
             let words = seeded(to_usize(u64::from(mib)) << 17).map(|word| ordinary(word, cast.source()));
             let pristine: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
             // The larger side fills the buffer, as it does in a slot.
-            let ratio = (cast.to().bytes() / cast.source_element_bytes()).max(1);
+            let ratio = (cast.to().bytes() / cast.source_unit_bytes()).max(1);
             let source_bytes = pristine.len() / to_usize(ratio);
             let mut bytes = pristine.clone();
             let rates: Vec<String> = levels()

@@ -49,7 +49,7 @@ impl<I: Iterator<Item = CastOp>> Casting<I> {
         mut count: impl FnMut(&CastOp, u64),
     ) {
         while let Some(step) = self.open {
-            let element_bytes = step.cast.source_element_bytes();
+            let unit_bytes = step.cast.source_unit_bytes();
             let there_bytes = arrived_bytes.saturating_sub(step.slot_offset_bytes).min(step.source_len_bytes);
             let is_last = there_bytes == step.source_len_bytes;
             if step.cast.is_widening() {
@@ -59,7 +59,7 @@ impl<I: Iterator<Item = CastOp>> Casting<I> {
                 }
                 count(&step, cast_step(slot, &step));
             } else {
-                let end_bytes = there_bytes - there_bytes % element_bytes;
+                let end_bytes = there_bytes - there_bytes % unit_bytes;
                 if end_bytes > self.done_bytes {
                     let source = step.slot_offset_bytes + self.done_bytes;
                     count(&step, cast_part(slot, &step, source, self.done_bytes, end_bytes));
@@ -116,7 +116,7 @@ mod tests {
     use crate::units::{to_u64, to_usize};
 
     fn step(cast: Cast, slot_offset_bytes: u64, elements: u64) -> CastOp {
-        let source_len_bytes = elements * cast.source_element_bytes();
+        let source_len_bytes = elements * cast.source_unit_bytes();
         CastOp { tensor: TensorId(0), slot_offset_bytes, source_len_bytes, cast }
     }
 
@@ -168,9 +168,9 @@ mod tests {
         let random: Vec<u8> = seeded(2000).flat_map(u64::to_le_bytes).collect();
         for cast in every_cast() {
             let first = step(cast, 3, 700);
-            let second_start = 3 + 700 * cast.source_element_bytes().max(cast.to().bytes()) + 11;
+            let second_start = 3 + 700 * cast.source_unit_bytes().max(cast.to().bytes()) + 11;
             let steps = [first, step(cast, second_start, 300)];
-            let end = to_usize(second_start + 300 * cast.source_element_bytes().max(cast.to().bytes()));
+            let end = to_usize(second_start + 300 * cast.source_unit_bytes().max(cast.to().bytes()));
             for piece in [1, 7, 100, 513, 1000, 5000, 100_000] {
                 let mut slot = vec![0xA5; end + 5];
                 let mut casting = Casting::new(steps.into_iter());
@@ -195,7 +195,7 @@ mod tests {
                     let (start, len) = (to_usize(step.slot_offset_bytes), to_usize(step.source_len_bytes));
                     let expected = cast_bytes(&random[start..start + len], cast);
                     assert!(slot[start..start + expected.len()] == expected, "{cast} in pieces of {piece}");
-                    let source = elements(&random[start..start + len], to_usize(cast.source_element_bytes()));
+                    let source = elements(&random[start..start + len], to_usize(cast.source_unit_bytes()));
                     expected_overflows +=
                         to_u64(source.filter(|&bits| cast.can_overflow() && is_overflow(bits, cast)).count());
                 }

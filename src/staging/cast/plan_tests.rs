@@ -188,7 +188,7 @@ fn check(folder: &Path, shards: &[Vec<TensorCase>], is_shuffled: bool, limits: &
 }
 
 fn overflows(bytes: &[u8], cast: Cast) -> u64 {
-    let elements = super::reference::elements(bytes, to_usize(cast.source_element_bytes()));
+    let elements = super::reference::elements(bytes, to_usize(cast.source_unit_bytes()));
     to_u64(elements.filter(|&bits| cast.can_overflow() && is_overflow(bits, cast)).count())
 }
 

@@ -141,7 +141,7 @@ pub(crate) fn elements(bytes: &[u8], element_bytes: usize) -> impl Iterator<Item
 /// All elements in `bytes`, cast one after the other.
 pub(crate) fn cast_bytes(bytes: &[u8], cast: Cast) -> Vec<u8> {
     let [from_bytes, to_bytes] =
-        [cast.source_element_bytes(), cast.to().bytes()].map(|bytes| usize::try_from(bytes).unwrap());
+        [cast.source_unit_bytes(), cast.to().bytes()].map(|bytes| usize::try_from(bytes).unwrap());
     let cast_one = |bits| cast_bits(bits, cast).to_le_bytes()[..to_bytes].to_vec();
     elements(bytes, from_bytes).flat_map(cast_one).collect()
 }

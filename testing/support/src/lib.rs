@@ -6,8 +6,10 @@
 
 pub mod cuda_sim;
 pub mod driver;
+pub mod gguf_file;
 pub mod layouts;
 pub mod safetensors_file;
+pub mod torch_file;
 
 mod again;
 mod checkpoints;

@@ -53,15 +53,18 @@ class Checkpoint:
         *,
         header_bytes_max: int | str | None = None,
         allow_opaque_dtypes: bool = False,
+        prefix: str | None = None,
     ) -> None:
-        """Opens a file, a directory, an index or a pipeline; reads headers only.
+        """Opens a file (safetensors, PyTorch or GGUF), a directory, an index or a pipeline; reads headers only.
 
         - ``header_bytes_max``: the longest header or index that is accepted. Default: 100 MB, as in safetensors.
         - ``allow_opaque_dtypes``: accepts tensors of types that safetensors does not know.
+        - ``prefix``: the dictionary of a PyTorch file to read, such as ``"ema"``; ``""`` for the whole file.
+          By default a training checkpoint is read as its weights (``state_dict``, ``model``, ...).
 
         Raises ``FileNotFoundError`` for a missing file and ``CheckpointError`` for an invalid one.
         """
-        self._opening = opening(header_bytes_max, allow_opaque_dtypes)
+        self._opening = opening(header_bytes_max, allow_opaque_dtypes, prefix)
         self._native = _native.NativeCheckpoint(os.fspath(path), self._opening)
         self._path = os.fspath(path)
 
@@ -71,8 +74,13 @@ class Checkpoint:
         return self._path
 
     def keys(self) -> list[str]:
-        """Names of all tensors, in file order."""
+        """Names of all tensors, in file order, and then the further names of tied weights."""
         return self._native.names()
+
+    @cached_property
+    def aliases(self) -> dict[str, str]:
+        """Further names of tied weights, each with the tensor whose bytes it shares. Only PyTorch files have them."""
+        return dict(self._native.aliases())
 
     def __len__(self) -> int:
         return len(self._native)
@@ -203,10 +211,13 @@ class Checkpoint:
         They share the memory of their layer, which is freed with the last of them. Options as for ``stream``.
         """
         convert = converter(framework)
+        select = stream_options.get("select")
+        wanted = None if select is None or not self.aliases else selected_names(self, select)
         with self.stream(**stream_options) as stream:
             for layer in stream:
                 with layer:
-                    leases = [(name, convert(tensor)) for name, tensor in layer.items()]
+                    names = [name for name in layer if wanted is None or name not in self.aliases or name in wanted]
+                    leases = [(name, convert(layer[name])) for name in names]
                 # Now only the exports hold the layer; drop each reference as it is yielded.
                 leases.reverse()
                 while leases:
@@ -255,12 +266,13 @@ def open(
     cache_dir: str | os.PathLike[str] | None = None,
     header_bytes_max: int | str | None = None,
     allow_opaque_dtypes: bool = False,
+    prefix: str | None = None,
 ) -> Checkpoint:
     """Opens a checkpoint: a file, a directory, an index, a pipeline, or ``org/name[@revision]``.
 
     A name is looked up in the local cache of the Hugging Face hub. With ``download=True`` the package
     ``huggingface_hub`` downloads it first, with ``token``, unless ``offline`` is true.
-    The last two options are those of ``Checkpoint``.
+    The last three options are those of ``Checkpoint``.
     """
     path = locate(
         source,
@@ -270,4 +282,4 @@ def open(
         download=download,
         cache_dir=cache_dir,
     )
-    return Checkpoint(path, header_bytes_max=header_bytes_max, allow_opaque_dtypes=allow_opaque_dtypes)
+    return Checkpoint(path, header_bytes_max=header_bytes_max, allow_opaque_dtypes=allow_opaque_dtypes, prefix=prefix)
