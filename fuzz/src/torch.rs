@@ -1,8 +1,8 @@
-//! A PyTorch file of any bytes: it is read or refused, in bounded memory, and what is read is inside
-//! the file.
+//! A PyTorch file of any bytes: it is read or refused, in bounded memory, and what is read is
+//! inside the file.
 //!
-//! Input: a file, if it begins like one; else a pickle, which the check puts into an archive with two
-//! storages, so that the fuzzer need not keep a directory right.
+//! Input: a file, if it begins like one; else a pickle, which the check puts into an archive with
+//! two storages, so that the fuzzer need not keep a directory right.
 
 use std::collections::BTreeSet;
 
@@ -49,7 +49,10 @@ fn check_file(bytes: &[u8]) {
         }
         let (limited, peak_bytes) =
             peak_of(|| OpenOptions::new().header_bytes_max(HEADER_BYTES_MAX).whole_file().open(path));
-        assert!(peak_bytes <= 4 * HEADER_BYTES_MAX + MEMORY_BYTES, "{peak_bytes} bytes of heap at most 4 KiB");
+        assert!(
+            peak_bytes <= 4 * HEADER_BYTES_MAX + MEMORY_BYTES,
+            "{peak_bytes} bytes of heap at most 4 KiB"
+        );
         check_outcome(&limited, len);
     });
 }
