@@ -135,7 +135,7 @@ pub use self::slices::SliceError;
 pub use self::source::SourceError;
 pub use self::staging::{Pinning, RingMode, StagingError, decode_blocks, dequantise};
 // In the order of the flow, as above.
-pub use self::device::{After, CudaCode, Device, DeviceError, DeviceRegion, Target};
+pub use self::device::{After, CudaCode, Device, DeviceError, DeviceRegion, SpareMemory, Target};
 pub use self::load::{
     Awaited, Binding, CancelHandle, Holder, Keep, LayerStream, LayerTimes, LoadError, LoadReport,
     LoadedLayer, LoadedTensor, Loader, LoaderBuilder, ParkTo, PassReport, Progress, QuantisationError,

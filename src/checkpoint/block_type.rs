@@ -136,6 +136,16 @@ impl BlockType {
         !matches!(self, Self::Q8_1)
     }
 
+    /// The shape of a tensor as bytes: the last dimension counts bytes instead of elements.
+    #[must_use]
+    pub fn byte_shape(self, shape: &[u64]) -> Vec<u64> {
+        let mut bytes = shape.to_vec();
+        if let Some(columns) = bytes.last_mut() {
+            *columns = *columns / self.elements() * self.bytes();
+        }
+        bytes
+    }
+
     /// Bytes of a tensor of this shape; `None` if its last dimension is not whole blocks, or on
     /// overflow.
     pub(crate) fn tensor_bytes(self, shape: &[u64]) -> Option<u64> {
@@ -165,6 +175,7 @@ mod tests {
     fn sizes_of_tensors_count_blocks() {
         assert_eq!(BlockType::Q4_K.tensor_bytes(&[3, 512]), Some(3 * 2 * 144));
         assert_eq!(BlockType::Q4_K.tensor_bytes(&[3, 511]), None);
+        assert_eq!(BlockType::Q4_K.byte_shape(&[3, 512]), [3, 288]);
         assert_eq!(BlockType::Q4_0.tensor_bytes(&[]), None);
         assert_eq!(BlockType::Q4_0.tensor_bytes(&[0, 32]), Some(0));
         assert_eq!(BlockType::Q4_0.tensor_bytes(&[32, 0]), Some(0));

@@ -408,7 +408,7 @@ fn transforms(
             None => settings
                 .options
                 .dtype
-                .filter(|_| is_plain(checkpoint, layers, entry.id))
+                .filter(|_| matches!(entry.dtype, DType::Block(_)) || is_plain(checkpoint, layers, entry.id))
                 .and_then(|to| Cast::between(entry.dtype, to)),
         };
         transforms.push(cast.into());

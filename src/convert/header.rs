@@ -8,13 +8,14 @@
 //! Written without the `safetensors` crate, which would hold the whole text (100 MB at most) and
 //! sort the tensors.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{BlockType, Checkpoint, DType, TensorEntry};
 use crate::plan::{LoadPlan, Placement};
 use crate::units::{Alignment, to_u64, to_usize};
 
@@ -37,6 +38,35 @@ pub(super) struct Header<'a> {
     pub(super) plan: &'a LoadPlan,
 }
 
+/// What stands before the name of a tensor of blocks in `__metadata__`; the value is its type.
+const BLOCK_KEY: &str = "gguf_type.";
+
+/// How a tensor is written. safetensors has no blocks: they are bytes there.
+pub(super) struct Written<'a> {
+    pub(super) name: &'a str,
+    pub(super) dtype: &'a str,
+    pub(super) shape: Cow<'a, [u64]>,
+    block: Option<BlockType>,
+}
+
+impl<'a> Written<'a> {
+    pub(super) fn of(plan: &'a LoadPlan, placement: &Placement, entry: &TensorEntry<'a>) -> Self {
+        let (name, shape) = plan.delivered(placement, entry);
+        match placement.delivered_dtype(entry.dtype) {
+            DType::Block(block) => {
+                let shape = Cow::Owned(block.byte_shape(shape));
+                Self { name, dtype: DType::U8.name(), shape, block: Some(block) }
+            }
+            _ => Self {
+                name,
+                dtype: placement.delivered_dtype_name(entry),
+                shape: Cow::Borrowed(shape),
+                block: None,
+            },
+        }
+    }
+}
+
 /// The entry of a tensor.
 #[derive(Serialize)]
 struct TensorInfo<'a> {
@@ -48,22 +78,45 @@ struct TensorInfo<'a> {
 impl Serialize for Header<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
-        if !self.metadata.is_empty() {
-            map.serialize_entry("__metadata__", self.metadata)?;
+        let metadata = self.metadata_with_blocks();
+        if !metadata.is_empty() {
+            map.serialize_entry("__metadata__", &*metadata)?;
         }
-        for placement in self.placements {
-            let entry = self.checkpoint.tensor(placement.tensor);
-            let (name, shape) = self.plan.delivered(placement, &entry);
+        for (placement, written) in self.written() {
             let start = placement.arena_offset_bytes;
             let data_offsets = [start, start + placement.len_bytes()];
-            let info = TensorInfo { dtype: placement.delivered_dtype_name(&entry), shape, data_offsets };
-            map.serialize_entry(name.strip_prefix(self.name_prefix).unwrap_or(name), &info)?;
+            let info = TensorInfo { dtype: written.dtype, shape: &written.shape, data_offsets };
+            map.serialize_entry(self.name_of(&written), &info)?;
         }
         map.end()
     }
 }
 
-impl Header<'_> {
+impl<'a> Header<'a> {
+    fn written(&self) -> impl Iterator<Item = (&'a Placement, Written<'a>)> {
+        let (checkpoint, plan) = (self.checkpoint, self.plan);
+        self.placements.iter().map(move |placement| {
+            (placement, Written::of(plan, placement, &checkpoint.tensor(placement.tensor)))
+        })
+    }
+
+    /// Without the component's prefix.
+    fn name_of(&self, written: &Written<'a>) -> &'a str {
+        written.name.strip_prefix(self.name_prefix).unwrap_or(written.name)
+    }
+
+    /// The text of `__metadata__`, and the types of the file's blocks.
+    fn metadata_with_blocks(&self) -> Cow<'a, BTreeMap<String, String>> {
+        let mut metadata = Cow::Borrowed(self.metadata);
+        for (_, written) in self.written() {
+            if let Some(block) = written.block {
+                let key = format!("{BLOCK_KEY}{}", self.name_of(&written));
+                metadata.to_mut().insert(key, block.to_string());
+            }
+        }
+        metadata
+    }
+
     /// Where the first tensor begins in the file: a multiple of 4096.
     pub(super) fn data_start(&self) -> u64 {
         data_start_after(self.text_bytes())

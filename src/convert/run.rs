@@ -21,6 +21,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 
 use super::finish::{finish, incomplete, remove_journals};
 use super::hash::{Digest, hex};
+use super::header::Written;
 use super::journal::{Journal, Record};
 use super::manifest::{ManifestFile, ManifestTensor, write_file_entry};
 use super::output::{FileBackend, FinishedFile, OutputEnd};
@@ -365,10 +366,10 @@ impl Run<'_> {
         let placements = plan.placements(&plan.layers()[finished.index]);
         let tensors = placements.iter().zip(&finished.tensors).map(|(placement, hashes)| {
             let source = planned.checkpoint.tensor(placement.tensor);
-            let (name, shape) = plan.delivered(placement, &source);
+            let Written { name, dtype, shape, .. } = Written::of(plan, placement, &source);
             ManifestTensor {
                 name: name.strip_prefix(prefix).unwrap_or(name).to_owned(),
-                dtype: placement.delivered_dtype_name(&source).to_owned(),
+                dtype: dtype.to_owned(),
                 cast_from: planned.cast(placement.tensor).map(|_| source.dtype.to_string()),
                 quantised: placement.quantised.map(|form| form.to().to_string()),
                 shape: shape.to_vec(),

@@ -14,6 +14,8 @@ mod describe;
 mod examples;
 #[cfg(feature = "convert")]
 mod fuzz_corpus;
+mod gguf_hostile;
+mod gguf_load;
 #[path = "../support/header_structure.rs"]
 mod header_structure;
 mod layers_golden;

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString, c_char};
 use std::sync::LazyLock;
 
-use onelayer::DType;
+use onelayer::{BlockType, DType};
 
 /// Names, one after the other, each followed by NUL.
 #[derive(Debug)]
@@ -40,7 +40,8 @@ impl Names {
 /// Names of element types, as spelled in headers.
 static TYPES: LazyLock<Vec<(DType, CString)>> = LazyLock::new(|| {
     let name = |dtype: DType| (dtype, CString::new(dtype.name()).unwrap_or_default());
-    DType::ALL.into_iter().chain([DType::Opaque]).map(name).collect()
+    let blocks = BlockType::ALL.into_iter().map(DType::Block);
+    DType::ALL.into_iter().chain(blocks).chain([DType::Opaque]).map(name).collect()
 });
 
 /// The name of an element type.

@@ -23,7 +23,7 @@ mod code {
     pub(super) const FLOAT4_E2M1FN: u8 = 17;
 }
 
-/// The element type; `None` for types unknown to this version. Two 4-bit floats are one element of
+/// The element type; `None` for types unknown to this version. Blocks of GGUF files are bytes. Two 4-bit floats are one element of
 /// two lanes, as in PyTorch (`float4_e2m1fn_x2`); 6-bit floats are packed.
 #[must_use]
 pub fn data_type(dtype: DType) -> Option<DLDataType> {
@@ -32,7 +32,7 @@ pub fn data_type(dtype: DType) -> Option<DLDataType> {
         DType::F4 => (code::FLOAT4_E2M1FN, 4, 2),
         DType::F6E2M3 => (code::FLOAT6_E2M3FN, 6, 1),
         DType::F6E3M2 => (code::FLOAT6_E3M2FN, 6, 1),
-        DType::U8 => (code::UINT, 8, 1),
+        DType::U8 | DType::Block(_) => (code::UINT, 8, 1),
         DType::I8 => (code::INT, 8, 1),
         DType::F8E5M2 => (code::FLOAT8_E5M2, 8, 1),
         DType::F8E4M3 => (code::FLOAT8_E4M3FN, 8, 1),
@@ -70,12 +70,20 @@ pub fn device(target: Target) -> Option<DLDevice> {
 }
 
 /// The shape in elements of [`data_type`]: the shape in the checkpoint, with the innermost
-/// dimension halved for 4-bit floats. `name` is for messages.
+/// dimension halved for 4-bit floats and in bytes for blocks. `name` is for messages.
 ///
 /// # Errors
 /// [`ExportError::HalfElement`] if the innermost dimension has an odd number of 4-bit floats, or if
 /// there is no dimension; [`ExportError::TooLarge`] if a length exceeds `i64`.
 pub fn shape(name: &str, dtype: DType, shape: &[u64]) -> Result<Vec<i64>, ExportError> {
+    let bytes;
+    let shape = match dtype {
+        DType::Block(block) => {
+            bytes = block.byte_shape(shape);
+            &bytes[..]
+        }
+        _ => shape,
+    };
     let too_large = || ExportError::TooLarge { tensor: name.to_owned(), shape: shape.to_vec() };
     let mut dimensions = shape
         .iter()
@@ -114,6 +122,9 @@ mod tests {
             assert_eq!(Some(bits), dtype.bits().map(|bits| bits * values), "{dtype}");
         }
         assert_eq!(data_type(DType::Opaque), None);
+        let block = DType::Block(onelayer::checkpoint::BlockType::Q4_K);
+        assert_eq!(data_type(block), data_type(DType::U8));
+        assert_eq!(shape("w", block, &[3, 512]).unwrap(), [3, 288]);
     }
 
     #[test]

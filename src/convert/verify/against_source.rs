@@ -226,12 +226,22 @@ fn pair(
     stated: Option<&Stated>,
     findings: &mut Findings,
 ) -> Option<Pair> {
+    let pair = |cast| Some(Pair { source: source.id, target: target.id, cast, quantised: None });
+    if let (DType::Block(block), DType::U8) = (source.dtype, target.dtype) {
+        // Blocks as stored are written as bytes.
+        let expected = block.byte_shape(source.shape);
+        if expected == target.shape {
+            return pair(None);
+        }
+        let what = format!("has the shape {:?}, where blocks of {block} have {expected:?}", target.shape);
+        findings.differ(source.name, what);
+        return None;
+    }
     if source.shape != target.shape {
         let what = format!("has the shape {:?}, in the source {:?}", target.shape, source.shape);
         findings.differ(source.name, what);
         return None;
     }
-    let pair = |cast| Some(Pair { source: source.id, target: target.id, cast, quantised: None });
     if source.dtype_name == target.dtype_name {
         return pair(None);
     }

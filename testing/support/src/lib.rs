@@ -6,6 +6,7 @@
 
 pub mod cuda_sim;
 pub mod driver;
+pub mod gguf_file;
 pub mod layouts;
 pub mod safetensors_file;
 pub mod torch_file;

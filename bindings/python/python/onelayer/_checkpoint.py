@@ -193,6 +193,7 @@ class Checkpoint:
         - ``io``: ``"auto"``, ``"buffered"``, ``"direct"``, ``"mmap"`` or ``"uring"``; ``readers``: reads in flight.
         - ``read_through``: holes of up to this many bytes are read through. Default: 64 KiB.
         - ``device_reserve``: device memory that must stay free. Default: 64 MiB.
+        - ``spare``: a ``SpareMemory`` that layers on the CPU take their memory from, with ``window="all"``.
         - ``on_stall``: seconds until a caller that holds the whole window gets a ``StalledError``.
 
         Raises ``BudgetError`` if the budget is too small, and ``DeviceError`` if the device cannot be used.
@@ -273,6 +274,4 @@ def open(
         download=download,
         cache_dir=cache_dir,
     )
-    return Checkpoint(
-        path, header_bytes_max=header_bytes_max, allow_opaque_dtypes=allow_opaque_dtypes, prefix=prefix
-    )
+    return Checkpoint(path, header_bytes_max=header_bytes_max, allow_opaque_dtypes=allow_opaque_dtypes, prefix=prefix)

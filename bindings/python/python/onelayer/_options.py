@@ -15,6 +15,7 @@ from ._sizes import optional_size
 if TYPE_CHECKING:
     from ._checkpoint import Checkpoint, TensorInfo
     from ._native import LayerTimes, PassTimes
+    from ._spare import SpareMemory
 
 Select = str | Collection[str] | Callable[["TensorInfo"], bool]
 """A regular expression to search in names, a collection of names, or a predicate on each tensor."""
@@ -81,6 +82,7 @@ def stream_options_of(
     on_layer: Callable[[LayerTimes], object] | None = None,
     on_pass: Callable[[PassTimes], object] | None = None,
     on_stall: float | None = None,
+    spare: SpareMemory | None = None,
 ) -> dict[str, Any]:
     """The options of ``Checkpoint.stream``, complete."""
     if rules and shard is None:
@@ -113,6 +115,7 @@ def stream_options_of(
         "on_layer": on_layer,
         "on_pass": on_pass,
         "stall_seconds": None if on_stall is None else float(on_stall),
+        "spare": None if spare is None else spare._native,
     }
 
 

@@ -114,3 +114,8 @@ pub(crate) fn decide_for_plan(asked: Device) -> Result<(Device, Option<u64>, Opt
     let decided = device::decide(asked)?;
     Ok((decided.device, decided.gpu.and_then(|gpu| gpu.memory_total_bytes), decided.note))
 }
+
+/// Whether a load to it can begin here.
+pub(crate) fn can_be_used(device: Device) -> bool {
+    device::decide(device).is_ok()
+}

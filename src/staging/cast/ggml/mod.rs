@@ -17,6 +17,8 @@
 //! `small` has the types with short blocks, `k` the K types, `iq` those with grids (`grids`);
 //! `kernel` the arithmetic, `x86` its vectors.
 
+use std::marker::PhantomData;
+
 use super::floats;
 use super::level::{Level, Work};
 use crate::checkpoint::BlockType;
@@ -71,32 +73,85 @@ pub(super) fn decode(
     let blocks = Blocks { level, bytes, source_bytes, to, table: None, is_wide: block == BlockType::Q8_K };
     let coded = |blocks, table| Blocks { table: Some(table), ..blocks };
     match block {
-        BlockType::Q4_0 => blocks.each(small::q4_0),
-        BlockType::Q4_1 => blocks.each(small::q4_1),
-        BlockType::Q5_0 => blocks.each(small::q5_0),
-        BlockType::Q5_1 => blocks.each(small::q5_1),
-        BlockType::Q8_0 => blocks.each(small::q8_0),
-        BlockType::Q1_0 => blocks.each(small::q1_0),
-        BlockType::MXFP4 => coded(blocks, &small::E2M1).each(small::mxfp4),
-        BlockType::NVFP4 => coded(blocks, &small::E2M1).each(small::nvfp4),
-        BlockType::IQ4_NL => coded(blocks, &small::IQ4).each(small::iq4_nl),
-        BlockType::IQ4_XS => coded(blocks, &small::IQ4).each(small::iq4_xs),
-        BlockType::TQ1_0 => blocks.each(small::tq1_0),
-        BlockType::TQ2_0 => blocks.each(small::tq2_0),
-        BlockType::Q2_K => blocks.each(k::q2_k),
-        BlockType::Q3_K => blocks.each(k::q3_k),
-        BlockType::Q4_K => blocks.each(k::q4_k),
-        BlockType::Q5_K => blocks.each(k::q5_k),
-        BlockType::Q6_K => blocks.each(k::q6_k),
-        BlockType::Q8_K => blocks.each(k::q8_k),
-        BlockType::IQ1_S => blocks.each(iq::iq1_s),
-        BlockType::IQ1_M => blocks.each(iq::iq1_m),
-        BlockType::IQ2_XXS => blocks.each(iq::iq2_xxs),
-        BlockType::IQ2_XS => blocks.each(iq::iq2_xs),
-        BlockType::IQ2_S => blocks.each(iq::iq2_s),
-        BlockType::IQ3_XXS => blocks.each(iq::iq3_xxs),
-        BlockType::IQ3_S => blocks.each(iq::iq3_s),
+        BlockType::Q4_0 => blocks.each(formats::Q4_0),
+        BlockType::Q4_1 => blocks.each(formats::Q4_1),
+        BlockType::Q5_0 => blocks.each(formats::Q5_0),
+        BlockType::Q5_1 => blocks.each(formats::Q5_1),
+        BlockType::Q8_0 => blocks.each(formats::Q8_0),
+        BlockType::Q1_0 => blocks.each(formats::Q1_0),
+        BlockType::MXFP4 => coded(blocks, &small::E2M1).each(formats::MXFP4),
+        BlockType::NVFP4 => coded(blocks, &small::E2M1).each(formats::NVFP4),
+        BlockType::IQ4_NL => coded(blocks, &small::IQ4).each(formats::IQ4_NL),
+        BlockType::IQ4_XS => coded(blocks, &small::IQ4).each(formats::IQ4_XS),
+        BlockType::TQ1_0 => blocks.each(formats::TQ1_0),
+        BlockType::TQ2_0 => blocks.each(formats::TQ2_0),
+        BlockType::Q2_K => blocks.each(formats::Q2_K),
+        BlockType::Q3_K => blocks.each(formats::Q3_K),
+        BlockType::Q4_K => blocks.each(formats::Q4_K),
+        BlockType::Q5_K => blocks.each(formats::Q5_K),
+        BlockType::Q6_K => blocks.each(formats::Q6_K),
+        BlockType::Q8_K => blocks.each(formats::Q8_K),
+        BlockType::IQ1_S => blocks.each(formats::IQ1_S),
+        BlockType::IQ1_M => blocks.each(formats::IQ1_M),
+        BlockType::IQ2_XXS => blocks.each(formats::IQ2_XXS),
+        BlockType::IQ2_XS => blocks.each(formats::IQ2_XS),
+        BlockType::IQ2_S => blocks.each(formats::IQ2_S),
+        BlockType::IQ3_XXS => blocks.each(formats::IQ3_XXS),
+        BlockType::IQ3_S => blocks.each(formats::IQ3_S),
         BlockType::Q8_1 => unreachable!("there is no cast from {block}"),
+    }
+}
+
+/// How a type is unpacked. Functions would not do: a call through `Fn` may be compiled apart from the
+/// loop, and so for the oldest processors.
+trait Unpack<const BYTES: usize, const PARTS: usize> {
+    fn unpack(block: &[u8; BYTES], codes: &mut [Codes; PARTS], scales: &mut [Scale; PARTS]);
+}
+
+/// A type for each block type.
+#[allow(non_camel_case_types, reason = "the names of the format")]
+mod formats {
+    use super::{Codes, Scale, Unpack, iq, k, small};
+
+    macro_rules! formats {
+        ($($name:ident($bytes:literal, $parts:literal) = $unpack:path;)*) => {$(
+            pub(super) struct $name;
+
+            impl Unpack<$bytes, $parts> for $name {
+                #[inline(always)]
+                fn unpack(block: &[u8; $bytes], codes: &mut [Codes; $parts], scales: &mut [Scale; $parts]) {
+                    $unpack(block, codes, scales);
+                }
+            }
+        )*};
+    }
+
+    formats! {
+        Q4_0(18, 2) = small::q4_0;
+        Q4_1(20, 2) = small::q4_1;
+        Q5_0(22, 2) = small::q5_0;
+        Q5_1(24, 2) = small::q5_1;
+        Q8_0(34, 2) = small::q8_0;
+        Q1_0(18, 8) = small::q1_0;
+        MXFP4(17, 2) = small::mxfp4;
+        NVFP4(36, 4) = small::nvfp4;
+        IQ4_NL(18, 2) = small::iq4_nl;
+        IQ4_XS(136, 16) = small::iq4_xs;
+        TQ1_0(54, 16) = small::tq1_0;
+        TQ2_0(66, 16) = small::tq2_0;
+        Q2_K(84, 16) = k::q2_k;
+        Q3_K(110, 16) = k::q3_k;
+        Q4_K(144, 16) = k::q4_k;
+        Q5_K(176, 16) = k::q5_k;
+        Q6_K(210, 16) = k::q6_k;
+        Q8_K(292, 16) = k::q8_k;
+        IQ1_S(50, 16) = iq::iq1_s;
+        IQ1_M(56, 16) = iq::iq1_m;
+        IQ2_XXS(66, 16) = iq::iq2_xxs;
+        IQ2_XS(74, 16) = iq::iq2_xs;
+        IQ2_S(82, 16) = iq::iq2_s;
+        IQ3_XXS(98, 16) = iq::iq3_xxs;
+        IQ3_S(110, 16) = iq::iq3_s;
     }
 }
 
@@ -112,30 +167,24 @@ struct Blocks<'a> {
 }
 
 impl Blocks<'_> {
-    fn each<const BYTES: usize, const PARTS: usize>(
-        self,
-        unpack: impl Fn(&[u8; BYTES], &mut [Codes; PARTS], &mut [Scale; PARTS]),
-    ) -> u64 {
+    fn each<U: Unpack<BYTES, PARTS>, const BYTES: usize, const PARTS: usize>(self, _: U) -> u64 {
         assert!(self.source_bytes.is_multiple_of(BYTES), "{} are no whole blocks", self.source_bytes);
-        self.level.run(Decode { blocks: self, unpack })
+        self.level.run(Decode::<U, BYTES, PARTS> { blocks: self, unpack: PhantomData })
     }
 }
 
 /// The loop over all groups.
 struct Decode<'a, U, const BYTES: usize, const PARTS: usize> {
     blocks: Blocks<'a>,
-    unpack: U,
+    unpack: PhantomData<U>,
 }
 
-impl<U, const BYTES: usize, const PARTS: usize> Work for Decode<'_, U, BYTES, PARTS>
-where
-    U: Fn(&[u8; BYTES], &mut [Codes; PARTS], &mut [Scale; PARTS]),
-{
+impl<U: Unpack<BYTES, PARTS>, const BYTES: usize, const PARTS: usize> Work for Decode<'_, U, BYTES, PARTS> {
     type Output = u64;
 
     #[inline(always)]
     fn run(self) -> u64 {
-        let Self { blocks: Blocks { level, bytes, source_bytes, to, table, is_wide }, unpack } = self;
+        let Self { blocks: Blocks { level, bytes, source_bytes, to, table, is_wide }, .. } = self;
         let target_bytes = PARTS * PART * to_usize(to.bytes());
         let group = GROUP_PARTS / PARTS;
         let mut source = [0; GROUP_BYTES_MAX];
@@ -151,7 +200,7 @@ where
             let (blocks, _) = source[..len * BYTES].as_chunks::<BYTES>();
             let into = codes.as_chunks_mut::<PARTS>().0.iter_mut().zip(scales.as_chunks_mut::<PARTS>().0);
             for (block, (codes, scales)) in blocks.iter().zip(into) {
-                unpack(block, codes, scales);
+                U::unpack(block, codes, scales);
             }
             let (codes, scales) = (&mut codes[..len * PARTS], &scales[..len * PARTS]);
             if let Some(table) = table {
