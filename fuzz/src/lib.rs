@@ -17,6 +17,7 @@ mod plan_arena;
 mod plan_check;
 
 pub mod device_map;
+pub mod gguf;
 pub mod header;
 pub mod index;
 pub mod layer_map;
@@ -31,8 +32,9 @@ pub mod structure;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets, by the names of their corpora.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     ("device_map", device_map::check),
+    ("gguf", gguf::check),
     ("header", header::check),
     ("header_structure", structure::check),
     ("index", index::check),
