@@ -71,8 +71,8 @@ pub(super) fn join(checkpoint: &Checkpoint, layout: &Layout, hole_bytes_max: u64
     runs
 }
 
-/// Bytes of a read whose blocks became floats: blocks and floats stay in the second-level cache of a
-/// core until they are copied.
+/// Bytes of a read whose blocks became floats: blocks and floats stay in the second-level cache of
+/// a core until they are copied.
 const DECODED_BYTES: u64 = 512 << 10;
 
 /// Aligned blocks of a file that such a read has room for, at least: floats may take 21 times the
