@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -171,6 +172,7 @@ def manifest_seeds() -> list[bytes]:
     return [text.encode() for text in texts + [json.dumps(good | reordered)]]
 
 
+<<<<<<< HEAD
 def gguf_text(text: str) -> bytes:
     return struct.pack("<Q", len(text)) + text.encode()
 
@@ -208,6 +210,19 @@ def gguf_seeds() -> list[bytes]:
     big = struct.pack(">4sIQQ", b"GGUF", 3, 1, 0) + struct.pack(">Q", 1) + b"t" + struct.pack(">IQIQ", 1, 4, 24, 0)
     files.append(big + b"\0" * (-len(big) % 32) + b"data")
     return files + [file[:cut] for file in files[2:4] for cut in (30, 60, 100, 140)] + [file[8:] for file in files[2:4]]
+=======
+def torch_seeds() -> list[bytes]:
+    """Small files that torch wrote, and the pickles in them."""
+    seeds = []
+    for path in sorted((FIXTURES / "torch").iterdir()):
+        if path.suffix not in (".pt", ".ckpt"):
+            continue
+        seeds.append(path.read_bytes())
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                seeds += [archive.read(name) for name in archive.namelist() if name.endswith("/data.pkl")]
+    return seeds
+>>>>>>> main
 
 
 def main() -> None:
@@ -222,6 +237,7 @@ def main() -> None:
     write("device_map", [text.encode() for text in DEVICE_MAPS])
     write("manifest", manifest_seeds())
     write("plan", noise(2, 40, (40, 400)))
+    write("torch", torch_seeds())
 
 
 main()

@@ -122,7 +122,9 @@ pub mod for_benches {
     pub use crate::staging::for_benches::{Slots, Taken};
 }
 
-pub use self::checkpoint::{BlockType, Checkpoint, CheckpointError, DType, OpenOptions, TensorEntry};
+pub use self::checkpoint::{
+    BlockType, Checkpoint, CheckpointError, DType, FileFormat, OpenOptions, TensorEntry,
+};
 pub use self::layers::{LayerId, LayerMap, Layers};
 pub use self::plan::{
     FloatType, HandOut, IoDecision, IoMode, LoadOptions, LoadPlan, Passes, PlanError, Quantisation,
@@ -131,9 +133,9 @@ pub use self::plan::{
 pub use self::ranks::{Rank, RankPart, Share, Split, SplitError, SplitRules};
 pub use self::slices::SliceError;
 pub use self::source::SourceError;
-pub use self::staging::{Pinning, RingMode, StagingError, dequantise};
+pub use self::staging::{Pinning, RingMode, StagingError, decode_blocks, dequantise};
 // In the order of the flow, as above.
-pub use self::device::{After, CudaCode, Device, DeviceError, DeviceRegion, Target};
+pub use self::device::{After, CudaCode, Device, DeviceError, DeviceRegion, SpareMemory, Target};
 pub use self::load::{
     Awaited, Binding, CancelHandle, Holder, Keep, LayerStream, LayerTimes, LoadError, LoadReport,
     LoadedLayer, LoadedTensor, Loader, LoaderBuilder, ParkTo, PassReport, Progress, QuantisationError,

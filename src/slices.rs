@@ -9,6 +9,9 @@
 //! tensor [4, 6], columns 2..4        |. . x x . .|. . x x . .|. . x x . .|. . x x . .|     four runs
 //! ```
 //!
+//! A tensor that is not row-major in its file has runs in the order of a row-major one; they may
+//! lie in any order in the file.
+//!
 //! Only arithmetic: [`TensorReader`](crate::TensorReader) reads the runs.
 
 use std::ops::Range;
@@ -123,6 +126,9 @@ impl Runs {
     /// The runs of a slice: one range for each of the first dimensions, the other dimensions whole.
     pub(crate) fn of_slice(tensor: &TensorEntry<'_>, ranges: &[Range<u64>]) -> Result<Self, SliceError> {
         check(tensor, ranges)?;
+        if !tensor.strides.is_empty() {
+            return Ok(Self::of_view(tensor, ranges));
+        }
         let is_cut = |(range, &len): (&Range<u64>, &u64)| *range != (0..len);
         let Some(innermost) = ranges.iter().zip(tensor.shape).rposition(is_cut) else {
             return Ok(Self::contiguous(0, tensor.extent.len_bytes()));
@@ -137,6 +143,38 @@ impl Runs {
         }
         let cuts_byte = || SliceError::CutsByte { tensor: tensor.name.to_owned(), element_bits };
         Self::in_bits(tensor.shape, ranges, element_bits).ok_or_else(cuts_byte)
+    }
+
+    /// The runs of a tensor that is not row-major. `ranges` are inside it.
+    fn of_view(tensor: &TensorEntry<'_>, ranges: &[Range<u64>]) -> Self {
+        let element_bytes = tensor.dtype.bits().expect("only known types have strides") / 8;
+        let range = |place: usize| ranges.get(place).cloned().unwrap_or(0..tensor.shape[place]);
+        let dims = || tensor.strides.iter().enumerate().map(|(place, stride)| (range(place), stride));
+        if dims().any(|(range, _)| range.is_empty()) {
+            return Self::contiguous(0, 0);
+        }
+        // No product exceeds the extent, which is inside the file.
+        let start_bytes = dims().map(|(range, stride)| range.start * stride * element_bytes).sum();
+        let loops = dims().map(|(range, stride)| (range.end - range.start, stride * element_bytes));
+        Self::of_loops(start_bytes, element_bytes, loops.rev())
+    }
+
+    /// Repetitions of an element, the innermost first, with the distance of one to the next.
+    pub(crate) fn of_loops(
+        start_bytes: u64,
+        element_bytes: u64,
+        innermost_first: impl Iterator<Item = (u64, u64)>,
+    ) -> Self {
+        let mut runs = Self::contiguous(start_bytes, element_bytes);
+        for (count, stride_bytes) in innermost_first.filter(|&(count, _)| count > 1) {
+            match runs.loops.last_mut() {
+                None if stride_bytes == runs.run_bytes => runs.run_bytes *= count,
+                Some(inner) if inner.count * inner.stride_bytes == stride_bytes => inner.count *= count,
+                _ => runs.loops.push(Loop { count, stride_bytes }),
+            }
+        }
+        runs.loops.reverse();
+        runs
     }
 
     /// The runs of ranges that are inside the tensor and not empty; the last one is not its whole
@@ -185,6 +223,11 @@ impl Runs {
         self.run_bytes
     }
 
+    /// Host memory of the loops, in bytes with the allocator's overhead.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        crate::footprint::list_bytes(&self.loops)
+    }
+
     /// Number of runs: at least one, which may be empty.
     pub(crate) fn count(&self) -> u64 {
         self.loops.iter().map(|around| around.count).product()
@@ -193,6 +236,21 @@ impl Runs {
     /// Bytes of all runs.
     pub(crate) fn len_bytes(&self) -> u64 {
         self.count() * self.run_bytes
+    }
+
+    /// The first bytes of all runs in the tensor, in order: cheaper than [`Self::start_of`] of each.
+    pub(crate) fn starts(&self) -> impl Iterator<Item = u64> {
+        // The innermost loop counts, the others follow once a turn.
+        let (inner, outer) = match self.loops.split_last() {
+            Some((&inner, outer)) => (inner, outer),
+            None => (Loop { count: 1, stride_bytes: 0 }, &[][..]),
+        };
+        let turns = outer.iter().map(|around| around.count).product::<u64>();
+        let turn_start = move |turn: u64| self.start_of(turn * inner.count);
+        (0..turns).flat_map(move |turn| {
+            let start = turn_start(turn);
+            (0..inner.count).map(move |index| start + index * inner.stride_bytes)
+        })
     }
 
     /// First byte of a run in the tensor.
@@ -294,6 +352,47 @@ mod tests {
         }
         assert!(check_slice(DType::F32, &[], &[]));
         assert!(check_slice(DType::F32, &[0, 3], &[0..0, 1..2]));
+    }
+
+    #[test]
+    fn slices_of_tensors_that_are_not_row_major() {
+        // A transposed tensor, channels last, a part of a larger storage, dimensions of one.
+        let cases: [(&[u64], &[u64]); 5] = [
+            (&[3, 4], &[1, 3]),
+            (&[2, 3, 2, 2], &[12, 1, 6, 3]),
+            (&[3, 4], &[10, 1]),
+            (&[3, 1, 4], &[4, 77, 1]),
+            (&[2, 3, 4], &[4, 8, 1]),
+        ];
+        for (shape, strides) in cases {
+            let last: u64 = shape.iter().zip(strides).map(|(len, stride)| (len - 1) * stride).sum();
+            let extent = ByteRange::with_len(100, (last + 1) * 2).unwrap();
+            let view = TensorEntry { strides, extent, ..tensor(DType::Bf16, shape) };
+            assert_eq!(view.len_bytes(), shape.iter().product::<u64>() * 2);
+            for first in all_ranges(shape[0]) {
+                let second = 0..shape[1];
+                let ranges = [first.clone(), second];
+                let runs = Runs::of_slice(&view, &ranges).unwrap();
+                let expected: Vec<u64> = elements(shape, &ranges)
+                    .into_iter()
+                    .flat_map(|at| {
+                        let mut rest = at;
+                        let inward = shape.iter().zip(strides).rev();
+                        let places = inward.map(|(len, stride)| {
+                            let index = rest % len;
+                            rest /= len;
+                            index * stride
+                        });
+                        let place: u64 = places.sum();
+                        [place * 2, place * 2 + 1]
+                    })
+                    .collect();
+                let found: Vec<u64> = (0..runs.count())
+                    .flat_map(|run| runs.start_of(run)..runs.start_of(run) + runs.run_bytes())
+                    .collect();
+                assert_eq!(found, expected, "{shape:?} {strides:?} {ranges:?}");
+            }
+        }
     }
 
     #[test]

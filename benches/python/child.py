@@ -60,7 +60,7 @@ def load_file(source: str, options: dict[str, str]) -> tuple[int, Any]:
 
 
 def owned(source: str, options: dict[str, str]) -> tuple[int, Any]:
-    """All tensors, in memory that no file backs."""
+    """All tensors, in memory that no file backs; or, by `touched`, mapped, with every byte read."""
     if options["by"] == "stream":
         import onelayer
 
@@ -69,6 +69,11 @@ def owned(source: str, options: dict[str, str]) -> tuple[int, Any]:
         from onelayer.safetensors import load_file as load
 
         kept = load(source, backend="pread")
+    elif options["by"] == "touched":
+        from safetensors.torch import load_file as load_theirs
+
+        kept = load_theirs(source)
+        return touch(kept.values()), kept
     else:
         from safetensors import safe_open
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Figures of the Python package and of its alternatives, on the same files in the same run.
 
-    benches/python/figures.py FOLDER [--only stream,load_file,owned,transformers] [--rounds 5] [--markdown FILE]
+    benches/python/figures.py FOLDER [--only stream,load_file,owned,owned_prepared,owned_cold,transformers]
+                              [--rounds 5] [--markdown FILE]
 
 FOLDER is a checkpoint of transformers (with config.json) in one safetensors file of a few gigabytes, such as
 from `loadcheck synth mistral-7b FOLDER --layers 8`. Run it with an interpreter that has onelayer, torch,
@@ -14,6 +15,7 @@ import argparse
 import json
 import mmap
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -30,6 +32,9 @@ ALLOWANCE = 16 * MIB
 # A run, with arguments for the child such as `memory=yes`.
 Run = Callable[..., dict[str, Any]]
 MEMORY_RUNS = 2
+PAUSE_SECONDS = 3
+CLONE = "safe_open and clone()"
+TOUCHED = "safetensors load_file, every byte read (mapped)"
 
 
 def drop(files: list[Path]) -> None:
@@ -87,12 +92,16 @@ def rounds(
     """Runs all ways in turn, each round in another order, and measures time only."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
     names = list(ways)
-    for number in range(count):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
+    order = random.Random(1)
+    for _ in range(count):
+        order.shuffle(names)
+        for name in names:
+            # The host of a virtual machine takes back what the last process freed, within two seconds. Without the
+            # pause, the next one would find the more of it, the more the last one has used.
+            time.sleep(0.2 if prepared_bytes else PAUSE_SECONDS)
             (drop if cache == "cold" else warm)(files)
             if prepared_bytes:
                 prepare(prepared_bytes)
-            time.sleep(0.2)
             found[name].append(ways[name]())
     return found
 
@@ -167,21 +176,32 @@ def load_files(files: list[Path], count: int) -> Iterator[str]:
             yield from table(f"load_file, {backend}, {cache}, every byte touched", ways, "safetensors", files, cache, count)
 
 
-def owned(files: list[Path], count: int) -> Iterator[str]:
-    """Memory as the system gives it to a new process, and memory that was touched and freed before."""
-    total = sum(file.stat().st_size for file in files)
+def owned_ways(files: list[Path]) -> dict[str, Run]:
     calls = {
-        "clone": "safe_open and clone()",
+        "clone": CLONE,
+        "touched": TOUCHED,
         "stream": 'dict(checkpoint.tensors(window="all"))',
-        "load_file": "load_file, pread",
+        "load_file": "load_file of onelayer, pread",
     }
-    ways: dict[str, Run] = {
-        name: lambda *words, by=by: python("owned", files[0], f"by={by}", *words) for by, name in calls.items()
-    }
-    for state, prepared_bytes in (("memory as found", 0), ("memory prepared", 2 * total + (1 << 30))):
-        title = f"owned tensors, warm, {state}"
-        yield from table(title, ways, calls["clone"], files, "warm", count, prepared_bytes)
-    yield from table("owned tensors, cold, memory as found", ways, calls["clone"], files, "cold", count)
+    return {name: lambda *words, by=by: python("owned", files[0], f"by={by}", *words) for by, name in calls.items()}
+
+
+def owned(files: list[Path], count: int) -> Iterator[str]:
+    """Memory as the system gives it to a new process."""
+    ways = {name: way for name, way in owned_ways(files).items() if name != TOUCHED}
+    yield from table("owned tensors, warm, memory as found", ways, CLONE, files, "warm", count)
+
+
+def owned_prepared(files: list[Path], count: int) -> Iterator[str]:
+    """Memory that was touched and freed before."""
+    prepared_bytes = 2 * sum(file.stat().st_size for file in files) + (1 << 30)
+    title = "owned tensors, warm, memory prepared"
+    ways = {name: way for name, way in owned_ways(files).items() if name != TOUCHED}
+    yield from table(title, ways, CLONE, files, "warm", count, prepared_bytes)
+
+
+def owned_cold(files: list[Path], count: int) -> Iterator[str]:
+    yield from table("owned tensors, cold, memory as found", owned_ways(files), TOUCHED, files, "cold", count)
 
 
 def transformers(folder: Path, files: list[Path], count: int) -> Iterator[str]:
@@ -197,7 +217,7 @@ def transformers(folder: Path, files: list[Path], count: int) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", default="stream,load_file,owned,transformers")
+    parser.add_argument("--only", default="stream,load_file,owned,owned_prepared,owned_cold,transformers")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
@@ -211,6 +231,8 @@ def main() -> None:
         "stream": lambda: streams(arguments.folder, files, arguments.rounds),
         "load_file": lambda: load_files(files, arguments.rounds),
         "owned": lambda: owned(files, arguments.rounds),
+        "owned_prepared": lambda: owned_prepared(files, arguments.rounds),
+        "owned_cold": lambda: owned_cold(files, arguments.rounds),
         "transformers": lambda: transformers(arguments.folder, files, arguments.rounds),
     }
     for name in arguments.only.split(","):

@@ -39,7 +39,7 @@ def streamed(source: str, options: Options) -> tuple[Model, Any]:
     import onelayer.torch
 
     model = onelayer.torch.empty(config_of(source), dtype=torch.bfloat16)
-    words = {key: options[key] for key in ("memory", "keep", "io") if key in options}
+    words = {key: options[key] for key in ("memory", "keep", "io", "budget", "quantise") if key in options}
     handle = onelayer.torch.stream_forward(model, source, window=int(options.get("window", 2)), **words)
     handle.__enter__()
     print(handle.plan, file=sys.stderr)

@@ -27,6 +27,7 @@ mod memory;
 pub mod plan;
 mod scratch;
 pub mod structure;
+pub mod torch;
 
 /// A target: its name and its check.
 pub type Target = (&'static str, fn(&[u8]));
@@ -42,4 +43,5 @@ pub const TARGETS: [Target; 9] = [
     ("layers", layers::check),
     ("manifest", manifest::check),
     ("plan", plan::check),
+    ("torch", torch::check),
 ];

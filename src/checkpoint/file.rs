@@ -14,7 +14,7 @@ use super::format::{Contents, Input};
 use super::header::HeaderParser;
 use super::identity::{FileIdentity, OpenFault, open_regular};
 use super::json::JsonReader;
-use super::options::OpenOptions;
+use super::options::{OpenOptions, Selection};
 use super::tensor::{Coverage, LayoutFault, Mark, Shard, TensorTable};
 use super::{FileFormat, gguf, torch};
 use crate::units::{ByteRange, to_u64, to_usize};
@@ -58,6 +58,12 @@ fn read_open(
 ) -> Result<(Shard, Vec<String>), CheckpointError> {
     let format = format_of(file);
     let input = Input { path, file, len_bytes: identity.len_bytes, format, prefix, options };
+    if let (Selection::Named(part), FileFormat::Safetensors | FileFormat::Gguf) = (&options.selection, format)
+    {
+        let (path, part, found) =
+            (path.to_owned(), kept(part), format!("a {format} file, which has no parts"));
+        return Err(CheckpointError::NoSuchPart { path, part, found });
+    }
     let (contents, coverage) = match format {
         FileFormat::Safetensors => safetensors(&input, table)?,
         FileFormat::TorchZip | FileFormat::TorchLegacy | FileFormat::TorchTar => {
@@ -148,7 +154,7 @@ fn header_range(
             Some(kind) => kind.to_owned(),
             None => format!("{file_bytes} bytes, where 8 announce the length of the header"),
         };
-        return Err(CheckpointError::NotSafetensors { path: path(), found });
+        return Err(CheckpointError::UnknownFormat { path: path(), found });
     }
     let mut prefix = [0; 8];
     file.read_exact_at(&mut prefix, 0).map_err(|source| CheckpointError::Io {
@@ -167,7 +173,7 @@ fn header_range(
             Err(CheckpointError::OverLimit { path: path(), what, found_bytes: header_bytes, limit_bytes })
         }
         _ => Err(match sniff(file) {
-            Some(kind) => CheckpointError::NotSafetensors { path: path(), found: kind.to_owned() },
+            Some(kind) => CheckpointError::UnknownFormat { path: path(), found: kind.to_owned() },
             None => CheckpointError::HeaderExceedsFile { path: path(), header_bytes, file_bytes },
         }),
     }

@@ -8,52 +8,15 @@
 //! anywhere in the file: between paddings, over the bytes of another tensor, or with strides of its
 //! own inside a larger storage.
 
-use std::fmt;
 use std::fs::File;
 use std::path::Path;
 
-use super::DType;
 use super::error::{CheckpointError, kept, shape_text};
 use super::metadata::FileMetadata;
 use super::options::OpenOptions;
 use super::tensor::{Record, Span, TensorTable, View};
+use super::{DType, FileFormat};
 use crate::units::ByteRange;
-
-/// The format of a checkpoint file, found by its content.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum FileFormat {
-    /// safetensors.
-    Safetensors,
-    /// What `torch.save` writes since torch 1.6: a zip archive with a pickle.
-    TorchZip,
-    /// What `torch.save` wrote from 0.1.10 to 1.5: pickles in a row, then the storages.
-    TorchLegacy,
-    /// What `torch.save` wrote before 0.1.10: a tar archive.
-    TorchTar,
-    /// GGUF, versions 2 and 3.
-    Gguf,
-}
-
-impl FileFormat {
-    /// The name for people.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Safetensors => "safetensors",
-            Self::TorchZip => "PyTorch zip",
-            Self::TorchLegacy => "legacy PyTorch",
-            Self::TorchTar => "PyTorch tar",
-            Self::Gguf => "GGUF",
-        }
-    }
-}
-
-impl fmt::Display for FileFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
 
 /// One open file, for the reader of its format.
 #[derive(Clone, Copy)]
@@ -151,7 +114,7 @@ impl Input<'_> {
         };
         let strides =
             || format!("strides {} for shape {}", shape_text(tensor.strides), shape_text(tensor.shape));
-        let steps = tensor.shape.iter().zip(tensor.strides);
+        let mut steps = tensor.shape.iter().zip(tensor.strides);
         if tensor.shape.len() != tensor.strides.len() {
             return Err(refuse(strides(), "the file is not what torch.save writes"));
         }
@@ -161,10 +124,20 @@ impl Input<'_> {
         let element_bytes = tensor.dtype.bits().filter(|bits| bits.is_multiple_of(8)).map(|bits| bits / 8);
         let element_bytes =
             element_bytes.ok_or_else(|| refuse(strides(), "packed types cannot have strides"))?;
-        let last = steps
-            .fold(Some(0_u64), |last, (&len, &stride)| last?.checked_add((len - 1).checked_mul(stride)?));
+        let last =
+            steps.try_fold(0_u64, |last, (&len, &stride)| last.checked_add((len - 1).checked_mul(stride)?));
         let spanned = last.and_then(|last| last.checked_add(1)?.checked_mul(element_bytes));
         spanned.ok_or_else(|| refuse(strides(), "no file has so many bytes"))
+    }
+
+    /// The longest pickle, in bytes. It spells a tensor at greater length than a JSON header does.
+    pub(super) fn pickle_bytes_max(&self) -> u64 {
+        self.options.header_bytes_max.saturating_mul(2)
+    }
+
+    /// The system refused to read.
+    pub(super) fn io(&self, source: std::io::Error) -> CheckpointError {
+        CheckpointError::Io { path: self.path.to_owned(), operation: "read", source }
     }
 
     /// An error about the file's format: `reason` at byte `offset`.

@@ -16,7 +16,7 @@
 //! | `format` | what every format gives |
 //! | `tensor`, `metadata` | the table of tensors; the free text of a header |
 //! | `json` | a strict, streaming JSON reader |
-//! | `error`, `identity`, `dtype`, `block_type`, `options`, `path_rule`, `text_sort` | used by the files above |
+//! | `error`, `file_format`, `identity`, `dtype`, `block_type`, `options`, `path_rule`, `text_sort` | used by the files above |
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use std::sync::Arc;
 pub use self::block_type::BlockType;
 pub use self::dtype::{DType, UnknownDType};
 pub use self::error::{CheckpointError, JsonSection};
-pub use self::format::FileFormat;
+pub use self::file_format::FileFormat;
 pub use self::hub::{CacheVariables, HubCache};
 pub use self::identity::{FileIdentity, FileKind};
 #[allow(unused_imports, reason = "the readers of the source stage reopen files with these")]
@@ -40,6 +40,9 @@ mod directory;
 mod dtype;
 mod error;
 mod file;
+mod file_format;
+#[cfg(test)]
+pub(crate) mod for_tests;
 mod format;
 mod gguf;
 mod header;
@@ -162,6 +165,14 @@ impl Checkpoint {
     /// A tensor's strides in its file alone; empty if it is row-major.
     pub(crate) fn strides_of(&self, id: TensorId) -> &[u64] {
         self.inner.table.strides_of(id)
+    }
+
+    /// Bytes of a tensor's elements alone.
+    pub(crate) fn bytes_of(&self, id: TensorId) -> u64 {
+        match self.strides_of(id) {
+            [] => self.extent_of(id).len_bytes(),
+            _ => self.tensor(id).len_bytes(),
+        }
     }
 
     /// A tensor's file alone.

@@ -19,7 +19,7 @@ use super::index::{FILES_MAX, WeightMap};
 use super::options::OpenOptions;
 use super::pipeline;
 use super::tensor::{Mark, Shard, TensorTable};
-use super::{Checkpoint, Inner};
+use super::{Checkpoint, FileFormat, Inner, gguf};
 use crate::footprint::{Held, PeakMeter};
 use crate::units::to_u64;
 
@@ -255,6 +255,10 @@ impl Set<'_> {
         // Reading a file has found duplicates within it.
         if part.file_count() > 1 {
             report(self.duplicates(mark).into_iter().collect())?;
+        }
+        let shards = &self.shards[first_shard..];
+        if shards.iter().any(|shard| shard.format == FileFormat::Gguf) {
+            gguf::check_split(shards, to_u64(self.table.sorted_since(mark).len()))?;
         }
         if let Some((path, map)) = &part.index {
             let comparison = Comparison { set: self, path, map, prefix: &part.prefix, mark, first_shard };

@@ -17,11 +17,27 @@ const HEADER_BYTES_MAX: u64 = 100_000_000;
 pub struct OpenOptions {
     pub(super) header_bytes_max: u64,
     pub(super) allow_opaque_dtypes: bool,
+    pub(super) selection: Selection,
+}
+
+/// What is read of a PyTorch file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum Selection {
+    /// The weights, if there is a dictionary that is called so; else the whole file.
+    #[default]
+    Weights,
+    /// What has this name.
+    Named(Box<str>),
+    Whole,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        Self { header_bytes_max: HEADER_BYTES_MAX, allow_opaque_dtypes: false }
+        Self {
+            header_bytes_max: HEADER_BYTES_MAX,
+            allow_opaque_dtypes: false,
+            selection: Selection::default(),
+        }
     }
 }
 
@@ -33,7 +49,8 @@ impl OpenOptions {
     }
 
     /// The longest header or index that is accepted, in bytes. The description takes at most four
-    /// times this memory.
+    /// times this memory. The pickle of a PyTorch file, which spells a tensor at greater length, may
+    /// be twice as long.
     #[must_use]
     pub fn header_bytes_max(mut self, bytes: u64) -> Self {
         self.header_bytes_max = bytes;
@@ -47,6 +64,35 @@ impl OpenOptions {
     #[must_use]
     pub fn allow_opaque_dtypes(mut self, allow: bool) -> Self {
         self.allow_opaque_dtypes = allow;
+        self
+    }
+
+    /// Reads one part of a PyTorch file: `ema`, `optimizer.state`. A part is a key of the outermost
+    /// dictionary, or several with points between. Its tensors are named from there on.
+    ///
+    /// Without this, a training checkpoint is read as its weights: what its key `state_dict`,
+    /// `model_state_dict`, `model` or `module` holds. [`Checkpoint::notes`] says so, and which other
+    /// parts have tensors. Files of other formats have no parts, and are refused.
+    ///
+    /// [`Checkpoint::notes`]: super::Checkpoint::notes
+    #[must_use]
+    pub fn select(mut self, part: impl Into<String>) -> Self {
+        self.selection = Selection::Named(part.into().into_boxed_str());
+        self
+    }
+
+    /// The same without a chosen part, for another checkpoint.
+    #[cfg(feature = "convert")]
+    pub(crate) fn of_weights(mut self) -> Self {
+        self.selection = Selection::Weights;
+        self
+    }
+
+    /// Reads all tensors of a PyTorch file, under their full names: `model.layer.weight`,
+    /// `optimizer.state.0.exp_avg`.
+    #[must_use]
+    pub fn whole_file(mut self) -> Self {
+        self.selection = Selection::Whole;
         self
     }
 }

@@ -3,6 +3,7 @@
 //! A checkpoint may have a million tensors, so nothing is allocated per tensor. The header parser
 //! appends to the arrays. [`TensorTable::seal_file`] then sorts and checks the tensors of one file.
 
+use std::ops::Range;
 use std::path::PathBuf;
 
 use super::metadata::FileMetadata;
@@ -56,6 +57,20 @@ pub struct TensorEntry<'a> {
     /// Elements from one index to the next in the file, for each dimension. Empty for row-major
     /// tensors, which have their bytes to themselves. Tensors are delivered row-major.
     pub strides: &'a [u64],
+}
+
+impl TensorEntry<'_> {
+    /// Bytes of its elements: of the extent, unless it is not row-major there.
+    ///
+    /// # Panics
+    /// Never: the size was checked when the file was opened.
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
+        match self.strides {
+            [] => self.extent.len_bytes(),
+            _ => self.dtype.tensor_bytes(self.shape).expect("the size was checked when the file was opened"),
+        }
+    }
 }
 
 /// One checked file.
@@ -153,7 +168,7 @@ impl Span {
         Some(Self { start: start.try_into().ok()?, len: len.checked_sub(start)?.try_into().ok()? })
     }
 
-    pub(super) fn range(self) -> std::ops::Range<usize> {
+    pub(super) fn range(self) -> Range<usize> {
         let start = to_usize(u64::from(self.start));
         start..start + to_usize(u64::from(self.len))
     }
@@ -431,21 +446,15 @@ impl TensorTable {
         let mut at = mark.records;
         while at < self.records.len() {
             let first = self.records[at];
-            let alike = |other: &Record| {
-                (other.start, other.end, other.dtype) == (first.start, first.end, first.dtype)
-                    && self.shape(other.shape) == self.shape(first.shape)
-                    && self.strides(other) == self.strides(&first)
-                    && other.start < other.end
+            let is_over_it = |other: &&Record| (other.start, other.end) == (first.start, first.end);
+            let end = at + self.records[at..].iter().take_while(is_over_it).count();
+            kept = match end - at > 1 && first.start < first.end {
+                true => self.join_over_each_other(at..end, kept)?,
+                false => {
+                    self.records.copy_within(at..end, kept);
+                    kept + (end - at)
+                }
             };
-            let count = self.records[at + 1..].iter().take_while(|other| alike(other)).count();
-            let end = at + 1 + count;
-            // Names were appended in the order of the file.
-            let group = &mut self.records[at..end];
-            group.sort_unstable_by_key(|record| record.name.start);
-            let id = u32::try_from(kept).map_err(|_| LayoutFault::TooMany)?;
-            self.aliases.extend(group[1..].iter().map(|record| Alias { name: record.name, id }));
-            self.records[kept] = self.records[at];
-            kept += 1;
             at = end;
         }
         self.records.truncate(kept);
@@ -453,6 +462,32 @@ impl TensorTable {
         let text = |alias: &Alias| &names[alias.name.range()];
         self.aliases[mark.aliases..].sort_unstable_by(|left, right| text(left).cmp(text(right)));
         Ok(())
+    }
+
+    /// The same for records over the same bytes. They are moved to `kept`, sorted by name; returns
+    /// the end of those that stay.
+    fn join_over_each_other(&mut self, group: Range<usize>, kept: usize) -> Result<usize, LayoutFault> {
+        let mut records = self.records[group].to_vec();
+        let kind = |record: &Record| (record.dtype, self.shape(record.shape), self.strides(record));
+        // Names were appended in the order of the file.
+        records.sort_unstable_by(|left, right| {
+            kind(left).cmp(&kind(right)).then_with(|| left.name.start.cmp(&right.name.start))
+        });
+        let mut chosen: Vec<(Record, Vec<Span>)> = Vec::new();
+        for record in records {
+            match chosen.last_mut().filter(|(last, _)| kind(last) == kind(&record)) {
+                Some((_, others)) => others.push(record.name),
+                None => chosen.push((record, Vec::new())),
+            }
+        }
+        chosen.sort_unstable_by(|(left, _), (right, _)| self.name(left).cmp(self.name(right)));
+        let end = kept + chosen.len();
+        for (place, (record, others)) in (kept..).zip(chosen) {
+            let id = u32::try_from(place).map_err(|_| LayoutFault::TooMany)?;
+            self.records[place] = record;
+            self.aliases.extend(others.into_iter().map(|name| Alias { name, id }));
+        }
+        Ok(end)
     }
 
     /// The bytes from the first tensor to the end of the last. Empty tensors do not count.

@@ -72,6 +72,13 @@ pub(super) struct FilePlan {
 }
 
 impl FilePlan {
+    /// Names that share the bytes of a written tensor in the source, each with that tensor.
+    pub(super) fn tied_names(&self) -> impl Iterator<Item = (String, TensorId)> {
+        let is_written = |&(_, id): &(&str, TensorId)| !self.left_out.contains(&id);
+        let kept = |id| self.aliases.iter().find(|&&(left, _)| left == id).map_or(id, |&(_, kept)| kept);
+        self.checkpoint.aliases().filter(is_written).map(move |(name, id)| (name.to_owned(), kept(id)))
+    }
+
     /// Plans every file of a conversion of the checkpoint at `path`. Reads its headers, and with
     /// [`Conversion::drop_duplicates`] tensors that may be tied.
     pub(super) fn new(settings: &Conversion, path: &Path) -> Result<Self, ConvertError> {
@@ -81,6 +88,14 @@ impl FilePlan {
         }
         let layers = Layers::group_with(&checkpoint, &settings.map)?;
         let mut notes = checkpoint.notes().to_vec();
+        if let Some((name, id)) = checkpoint.aliases().next() {
+            let others = match checkpoint.aliases().len() - 1 {
+                0 => String::new(),
+                more => format!(" (and {more} more)"),
+            };
+            let kept = checkpoint.name_of(id);
+            notes.push(format!("{name} shares its bytes with {kept}, which is written once{others}"));
+        }
         let transforms = transforms(settings, &checkpoint, &layers)?;
         let is_selected = |id: TensorId| {
             let select = settings.select.as_ref();
@@ -351,7 +366,7 @@ impl Conversion {
 /// The bits of an element and the bytes of a tensor in its file.
 fn delivered_size(checkpoint: &Checkpoint, transform: Transform, id: TensorId) -> (u64, u64) {
     let entry = checkpoint.tensor(id);
-    let bytes = entry.extent.len_bytes();
+    let bytes = entry.len_bytes();
     let (dtype, bytes) = match transform {
         Transform::Keep => (entry.dtype, bytes),
         Transform::Cast(cast) => (cast.to().into(), cast.delivered_bytes(bytes)),

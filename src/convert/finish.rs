@@ -191,12 +191,14 @@ fn write_manifest(
     let files = &prepared.files;
     let name = |id: TensorId| files.checkpoint.tensor(id).name.to_owned();
     let alias = |&(left_out, kept)| Alias { name: name(left_out), same_as: name(kept) };
+    let tied =
+        files.tied_names().map(|(name, id)| Alias { name, same_as: files.checkpoint.name_of(id).to_owned() });
     let head = ManifestHead {
         tool: concat!("onelayer ", env!("CARGO_PKG_VERSION")).to_owned(),
         fingerprint: files.fingerprint.clone(),
         source: files.source.clone(),
         options: prepared.settings.options_text.clone(),
-        aliases: files.aliases.iter().map(alias).collect(),
+        aliases: files.aliases.iter().map(alias).chain(tied).collect(),
         left_out: files.left_out.iter().map(|&id| name(id)).collect(),
     };
     let text = |out: &mut dyn Write| -> io::Result<()> {

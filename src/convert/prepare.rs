@@ -125,11 +125,13 @@ impl PreparedConversion {
     }
 
     /// Tied weights that are left out: the name of each, and of the one that is kept. They are
-    /// tensors outside every stack, of two dimensions or more, with the same bytes as another one.
+    /// tensors outside every stack, of two dimensions or more, with the same bytes as another one,
+    /// and names that share their bytes in a PyTorch file.
     #[must_use]
     pub fn duplicates(&self) -> Vec<(String, String)> {
         let name = |id| self.files.checkpoint.tensor(id).name.to_owned();
-        self.files.aliases.iter().map(|&(left, kept)| (name(left), name(kept))).collect()
+        let dropped = self.files.aliases.iter().map(|&(left, kept)| (name(left), name(kept)));
+        dropped.chain(self.files.tied_names().map(|(left, kept)| (left, name(kept)))).collect()
     }
 
     /// Notes for a person, before it runs.

@@ -59,6 +59,7 @@ pub(crate) fn start_copy<B: Backend>(
         arena_offset_bytes: place.start(),
         cast: None,
         gather: None,
+        permuted_unit_bytes: None,
         quantised: None,
     };
     backend.copy_async(arena, slot.into_filled(), Copies::of_one_tensor(&placement)).unwrap()

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::idle::IdleArenas;
 use super::none::CompletedCopy;
 use super::prefault::{Prefaulter, Prefaulting};
+use super::spare::SpareMemory;
 use super::{
     ArenaPlace, ArenaPool, Backend, DeviceError, Fill, Freed, Resident, Target, Unfilled, refill_pieces,
 };
@@ -60,6 +61,11 @@ impl HostBackend {
     pub(crate) fn recycling(resident_bytes_max: u64) -> Self {
         let pool = Arc::new(IdleArenas::open(resident_bytes_max));
         Self { pool, window: Mutex::default(), prefaulter: None }
+    }
+
+    /// A backend whose arenas come from spare memory and go back to it.
+    pub(crate) fn sharing(spare: &SpareMemory) -> Self {
+        Self { pool: spare.pool(), window: Mutex::default(), prefaulter: None }
     }
 
     /// The same, with a thread that touches fresh arenas ahead of readers that wait for a disk.
@@ -436,6 +442,7 @@ mod tests {
                         arena_offset_bytes: part * 8 * KIB,
                         cast: None,
                         gather: None,
+                        permuted_unit_bytes: None,
                         quantised: None,
                     };
                     let copies = Copies::of_one_tensor(&place);
@@ -447,6 +454,30 @@ mod tests {
         let bytes = resident.host_bytes().unwrap();
         assert!(bytes[..8192].iter().all(|&byte| byte == 5) && bytes[8192..].iter().all(|&byte| byte == 6));
         assert_eq!(ring.free_slots(), 2);
+    }
+
+    #[test]
+    fn spare_memory_goes_from_one_load_to_the_next_up_to_its_limit() {
+        let spare = SpareMemory::new(6 * MIB);
+        let arena = |len_bytes| {
+            let backend = HostBackend::sharing(&spare);
+            let arena = backend.arena(len_bytes).unwrap();
+            // The end of a load.
+            backend.trim();
+            arena
+        };
+        let (first, second) = (arena(4 * MIB), arena(4 * MIB));
+        drop(first);
+        assert_eq!(spare.idle_bytes(), 0, "the other one is in use: both would be more than the limit");
+        drop(second);
+        assert_eq!(spare.idle_bytes(), 4 * MIB);
+        let third = arena(3 * MIB);
+        assert_eq!(spare.idle_bytes(), 0, "taken");
+        drop(third);
+        spare.free();
+        assert_eq!(spare.idle_bytes(), 0);
+        drop(arena(2 * MIB));
+        assert_eq!(spare.idle_bytes(), 2 * MIB, "kept again");
     }
 
     #[test]

@@ -61,6 +61,8 @@ pub(super) struct Taken<M> {
 #[derive(Debug)]
 struct State<M> {
     is_open: bool,
+    /// True if several loads use it: none of them closes it, and the limit holds for all of them.
+    is_shared: bool,
     /// Limit of the bytes of used and idle arenas together.
     resident_bytes_max: u64,
     /// Bytes of arenas in use.
@@ -78,13 +80,33 @@ struct Idle<M> {
 impl<M: IdleMemory> IdleArenas<M> {
     /// A pool that keeps arenas.
     pub(super) fn open(resident_bytes_max: u64) -> Self {
-        let state = State { is_open: true, resident_bytes_max, used_bytes: 0, idle: Vec::new() };
-        Self { state: Mutex::new(state) }
+        Self::with(State {
+            is_open: true,
+            is_shared: false,
+            resident_bytes_max,
+            used_bytes: 0,
+            idle: Vec::new(),
+        })
+    }
+
+    /// A pool that outlives its loads.
+    pub(super) fn shared(resident_bytes_max: u64) -> Self {
+        Self::with(State {
+            is_open: true,
+            is_shared: true,
+            resident_bytes_max,
+            used_bytes: 0,
+            idle: Vec::new(),
+        })
     }
 
     /// A pool that keeps nothing.
     pub(super) fn closed() -> Self {
-        let state = State { is_open: false, resident_bytes_max: 0, used_bytes: 0, idle: Vec::new() };
+        let (is_open, is_shared, resident_bytes_max) = (false, false, 0);
+        Self::with(State { is_open, is_shared, resident_bytes_max, used_bytes: 0, idle: Vec::new() })
+    }
+
+    fn with(state: State<M>) -> Self {
         Self { state: Mutex::new(state) }
     }
 
@@ -130,19 +152,30 @@ impl<M: IdleMemory> IdleArenas<M> {
     pub(super) fn give(&self, memory: Option<M>, len_bytes: u64) -> Option<M> {
         let mut state = self.lock();
         state.used_bytes = state.used_bytes.saturating_sub(len_bytes);
-        if !state.is_open {
+        let held_bytes = state.used_bytes.saturating_add(state.idle_bytes()).saturating_add(len_bytes);
+        if !state.is_open || (state.is_shared && held_bytes > state.resident_bytes_max) {
             return memory;
         }
         state.idle.extend(memory.map(|memory| Idle { memory, touched_bytes: len_bytes }));
         None
     }
 
-    /// Returns all idle memory to the system, and from now on everything that comes back.
+    /// Returns all idle memory to the system, and from now on everything that comes back. A shared
+    /// pool stays as it is.
     pub(super) fn close(&self) {
         let mut state = self.lock();
+        if state.is_shared {
+            return;
+        }
         state.is_open = false;
-        let idle = std::mem::take(&mut state.idle);
         drop(state);
+        self.free();
+    }
+
+    /// Returns all idle memory to the system.
+    pub(super) fn free(&self) {
+        let idle = std::mem::take(&mut self.lock().idle);
+        // Unmapping is slow and needs no lock.
         drop(idle);
     }
 
@@ -151,7 +184,7 @@ impl<M: IdleMemory> IdleArenas<M> {
         self.lock().used_bytes
     }
 
-    #[cfg(test)]
+    /// Bytes of idle arenas.
     pub(super) fn idle_bytes(&self) -> u64 {
         self.lock().idle_bytes()
     }

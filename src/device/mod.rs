@@ -5,8 +5,8 @@
 //! signature.
 //!
 //! The files, in the order of what they need of each other: `code`, `error`; `backend` (the
-//! traits); `idle` (arenas to be reused) and `prefault` (pages touched ahead); `none`, `host` and
-//! `cuda` (the devices); `open`.
+//! traits); `idle` and `spare` (arenas to be reused) and `prefault` (pages touched ahead); `none`,
+//! `host` and `cuda` (the devices); `open`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,6 +22,7 @@ pub(crate) use self::host::HostBackend;
 pub(crate) use self::none::NoneBackend;
 pub use self::open::Device;
 pub(crate) use self::open::DeviceKind;
+pub use self::spare::SpareMemory;
 use crate::plan::PlannedLayer;
 
 mod backend;
@@ -37,6 +38,7 @@ mod idle;
 mod none;
 mod open;
 mod prefault;
+mod spare;
 
 /// Where a load goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -202,7 +202,7 @@ impl Layers {
         sub_units: SubUnits,
     ) -> Result<Self, LayersError> {
         let layers = group(Names::Opened(checkpoint), map, &Rule::default(), sub_units)?;
-        let bytes_of = |tensor: &TensorId| checkpoint.extent_of(*tensor).len_bytes();
+        let bytes_of = |tensor: &TensorId| checkpoint.bytes_of(*tensor);
         let found = layers.layers.iter().flat_map(|layer| layer.tensors.iter()).map(bytes_of).sum();
         let expected = checkpoint.tensor_bytes();
         if found != expected {

@@ -9,7 +9,7 @@ use super::error::LoadError;
 use super::io_choice::decide_io;
 use super::times::{Hooks, LayerTimes, PassReport};
 use crate::checkpoint::{Checkpoint, TensorEntry};
-use crate::device::{Destinations, Target};
+use crate::device::{Destinations, SpareMemory, Target};
 use crate::layers::{Layer, LayerId, LayerKind, LayerMap, Layers};
 use crate::plan::{
     FloatType, HandOut, IoMode, Landing, LoadOptions, LoadPlan, Passes, PlanLimits, Quantisation,
@@ -94,6 +94,7 @@ pub struct LoaderBuilder {
     select: Option<Arc<Select>>,
     shard: Option<(Rank, SplitRules)>,
     share: Option<Rank>,
+    pub(super) spare: Option<SpareMemory>,
 }
 
 impl LoaderBuilder {
@@ -108,6 +109,7 @@ impl LoaderBuilder {
             select: None,
             shard: None,
             share: None,
+            spare: None,
         }
     }
 
@@ -271,6 +273,13 @@ impl LoaderBuilder {
     /// are divided.
     pub fn share(mut self, rank: Rank) -> Self {
         self.share = Some(rank);
+        self
+    }
+
+    /// Takes memory for layers on the host from `spare`, and gives it back there. For loads that keep
+    /// everything: streams reuse memory on their own.
+    pub fn spare_memory(mut self, spare: &SpareMemory) -> Self {
+        self.spare = Some(spare.clone());
         self
     }
 

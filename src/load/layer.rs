@@ -90,6 +90,14 @@ impl LoadedLayer {
         (0..self.data.placements().len()).map(|place| LoadedTensor::new(&self.data, place))
     }
 
+    /// Further names of its tensors: those of tied weights, which are read once. [`Self::tensor`]
+    /// knows them.
+    pub fn aliases(&self) -> impl Iterator<Item = &str> {
+        let placements = self.data.placements();
+        let is_here = |id: TensorId| placements.binary_search_by_key(&id, |found| found.tensor).is_ok();
+        self.data.checkpoint.aliases().filter(move |&(_, id)| is_here(id)).map(|(name, _)| name)
+    }
+
     /// The tensor of that name, if it is in this layer.
     #[must_use]
     pub fn tensor(&self, name: &str) -> Option<LoadedTensor> {

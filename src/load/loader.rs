@@ -112,9 +112,10 @@ impl Loader {
         };
         match self.device.kind() {
             DeviceKind::Host => {
+                let spare = self.settings.spare.as_ref();
                 let backend = match (shared, window) {
                     (Some(shape), _) => HostBackend::with_window(shape.bytes, layers_at_once(&setup.plan))?,
-                    (None, Window::All) => HostBackend::new(),
+                    (None, Window::All) => spare.map_or_else(HostBackend::new, HostBackend::sharing),
                     (None, Window::Layers(_) | Window::Bytes(_)) => HostBackend::recycling(resident_bytes),
                 };
                 let backend = if waits_for_disk { backend.prefaulting() } else { backend };

@@ -109,4 +109,8 @@ mod tensor_reader;
 
 #[cfg(not(loom))]
 #[cfg(test)]
+mod scattered_tests;
+
+#[cfg(not(loom))]
+#[cfg(test)]
 mod simulation;

@@ -28,6 +28,7 @@ use crate::plan::{CastOp, LoadPlan, ReadOp};
 use crate::source::{ReadQueue, Source};
 use crate::staging::cast::{Casting, Narrowing, quantise_step};
 use crate::staging::gather::gather_step;
+use crate::staging::permute::permute_step;
 use crate::staging::{Claim, Empty, Filled, Slot};
 use crate::units::to_usize;
 
@@ -102,7 +103,10 @@ impl<B: Backend> ReaderContext<B> {
         let read = self.plan.read(job.read);
         let mut slot = job.claim.take();
         let start = Instant::now();
-        if self.plan.gathers(&read).next().is_some() || self.plan.quantising(&read).next().is_some() {
+        let is_whole = self.plan.gathers(&read).next().is_some()
+            || self.plan.permuting(&read).next().is_some()
+            || self.plan.quantising(&read).next().is_some();
+        if is_whole {
             let read_bytes = self.source.read(&read.request, slot.bytes_mut())?;
             self.add_read(read_bytes, start.elapsed(), work);
             return self.deliver(&read, slot, job.arena, work);
@@ -152,6 +156,9 @@ impl<B: Backend> ReaderContext<B> {
         let arrived_bytes = read.request.payload.end() - read.request.extent.start();
         for step in self.plan.gathers(read) {
             gather_step(slot.bytes_mut(), &step);
+        }
+        for step in self.plan.permuting(read) {
+            permute_step(slot.bytes_mut(), &step);
         }
         Casting::new(self.plan.casts(read)).advance(slot.bytes_mut(), arrived_bytes, |step, overflowed| {
             self.progress.add_overflowed(step.tensor, overflowed);

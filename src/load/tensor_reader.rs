@@ -115,12 +115,17 @@ impl TensorReader {
     /// If `tensor` comes from another checkpoint and is out of range.
     pub fn read(&self, tensor: TensorId, offset_bytes: u64, target: &mut [u8]) -> Result<(), LoadError> {
         let entry = self.shared.checkpoint.tensor(tensor);
-        let (len_bytes, tensor_bytes) = (to_u64(target.len()), entry.extent.len_bytes());
+        let (len_bytes, tensor_bytes) = (to_u64(target.len()), entry.len_bytes());
         if offset_bytes.checked_add(len_bytes).is_none_or(|end| end > tensor_bytes) {
             let tensor = entry.name.to_owned();
             return Err(SliceError::BeyondEnd { tensor, offset_bytes, len_bytes, tensor_bytes }.into());
         }
-        self.shared.fill(entry.shard, entry.extent, Runs::contiguous(offset_bytes, len_bytes), target)
+        if entry.strides.is_empty() {
+            let runs = Runs::contiguous(offset_bytes, len_bytes);
+            return self.shared.fill(entry.shard, entry.extent, &runs, 0, target);
+        }
+        let runs = Runs::of_slice(&entry, &[])?;
+        self.shared.fill(entry.shard, entry.extent, &runs, offset_bytes, target)
     }
 
     /// The length of a slice in bytes: that of the target of [`Self::read_slice`].
@@ -162,7 +167,7 @@ impl TensorReader {
             let tensor = entry.name.to_owned();
             return Err(SliceError::WrongTargetLength { tensor, expected_bytes, found_bytes }.into());
         }
-        self.shared.fill(entry.shard, entry.extent, runs, target)
+        self.shared.fill(entry.shard, entry.extent, &runs, 0, target)
     }
 
     /// Bytes that were read so far, by the way they were read. Includes gaps and alignment.
@@ -183,16 +188,22 @@ impl fmt::Debug for TensorReader {
 }
 
 impl Shared {
-    /// Fills `target` with runs of a tensor that lies at `extent` of a file.
+    /// Fills `target` with the bytes of runs, from `offset_bytes` on. The runs are those of a tensor
+    /// that lies at `extent` of a file.
     fn fill(
         &self,
         shard: ShardId,
         extent: ByteRange,
-        runs: Runs,
+        runs: &Runs,
+        offset_bytes: u64,
         target: &mut [u8],
     ) -> Result<(), LoadError> {
-        let helpers = u64::from(self.threads).min(runs.len_bytes() / THREAD_BYTES_MIN).saturating_sub(1);
-        let pieces = Mutex::new(Pieces { extent, runs: &runs, next_run: 0, done_bytes: 0, rest: target });
+        let helpers = u64::from(self.threads).min(to_u64(target.len()) / THREAD_BYTES_MIN).saturating_sub(1);
+        let (next_run, done_bytes) = match runs.run_bytes() {
+            0 => (0, 0),
+            run_bytes => (offset_bytes / run_bytes, offset_bytes % run_bytes),
+        };
+        let pieces = Mutex::new(Pieces { extent, runs, next_run, done_bytes, rest: target });
         if helpers == 0 {
             return self.read_all(shard, &pieces);
         }
@@ -304,14 +315,15 @@ impl<'a> Pieces<'a> {
             return None;
         }
         let run_bytes = self.runs.run_bytes();
-        if self.runs.count() > 1 && run_bytes <= GATHERED_RUN_BYTES_MAX {
+        let is_whole = self.done_bytes == 0 && to_u64(self.rest.len()) >= run_bytes;
+        if self.runs.count() > 1 && run_bytes <= GATHERED_RUN_BYTES_MAX && is_whole {
             return Some(self.next_gathered());
         }
         let start = self.extent.start() + self.runs.start_of(self.next_run) + self.done_bytes;
         // The next piece begins on a multiple of the size of a piece, so that no block is read
         // twice.
         let to_cut = PIECE_BYTES - start % PIECE_BYTES;
-        let len_bytes = to_cut.min(run_bytes - self.done_bytes);
+        let len_bytes = to_cut.min(run_bytes - self.done_bytes).min(to_u64(self.rest.len()));
         self.done_bytes += len_bytes;
         if self.done_bytes == run_bytes {
             (self.next_run, self.done_bytes) = (self.next_run + 1, 0);
@@ -327,7 +339,10 @@ impl<'a> Pieces<'a> {
         self.next_run += 1;
         while self.next_run < self.runs.count() {
             let start = self.runs.start_of(self.next_run);
-            if start - end > GAP_BYTES_MAX || start + run_bytes - first > PIECE_BYTES {
+            let is_full = to_u64(self.rest.len()) < (self.next_run + 1 - first_run) * run_bytes;
+            let gap_bytes = start.checked_sub(end);
+            let is_near = gap_bytes.is_some_and(|bytes| bytes <= GAP_BYTES_MAX);
+            if is_full || !is_near || start + run_bytes - first > PIECE_BYTES {
                 break;
             }
             end = start + run_bytes;

@@ -163,6 +163,14 @@ impl LoadPlan {
                 step.gather.run_bytes()
             )?;
         }
+        for step in self.permuting(read) {
+            let unit_bytes = step.permutation.unit_bytes();
+            writeln!(
+                f,
+                "    permute slot+{}, {} bytes, in units of {unit_bytes}",
+                step.slot_offset_bytes, step.len_bytes
+            )?;
+        }
         for step in self.casts(read) {
             writeln!(
                 f,

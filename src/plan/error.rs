@@ -65,6 +65,19 @@ pub enum PlanError {
         /// The tensor.
         tensor: String,
     },
+    /// The elements of a tensor lie scattered in its file, so that no slot can hold neighbours.
+    #[error(
+        "{tensor:?} of shape {shape:?} lies in its file with strides {strides:?}, which are not put in order on the way; \
+         save it with tensor.contiguous()"
+    )]
+    Scattered {
+        /// The tensor.
+        tensor: String,
+        /// Its shape.
+        shape: Box<[u64]>,
+        /// Elements from one index to the next, for each dimension.
+        strides: Box<[u64]>,
+    },
     /// Ranks would compute different scales for their parts of a tensor.
     #[error(
         "one rank of several cannot have its parts quantised to {form}: convert the checkpoint first, with --quantise {form}"

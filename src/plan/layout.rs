@@ -6,12 +6,13 @@
 
 use std::cmp::Reverse;
 
+use super::permute::{Permutation, Wanted};
 use super::{
-    Gather, Group, Landing, MoveOp, Placement, PlanError, PlanLimits, PlannedLayer, QuantisedPart, Transform,
+    Group, Landing, MoveOp, Placement, PlanError, PlanLimits, PlannedLayer, QuantisedPart, Transform,
     index_range, landing,
 };
 use crate::checkpoint::{Checkpoint, TensorId};
-use crate::units::{Alignment, ByteRange};
+use crate::units::Alignment;
 
 /// All layers with their arenas.
 pub(super) struct Layout {
@@ -19,9 +20,11 @@ pub(super) struct Layout {
     pub(super) layers: Vec<PlannedLayer>,
     pub(super) placements: Vec<Placement>,
     pub(super) moves: Vec<MoveOp>,
+    /// Of tensors that are not row-major in their files, in any order.
+    pub(super) permutations: Vec<(TensorId, Permutation)>,
 }
 
-/// Lays out every group that has a selected tensor. `stretch` returns a tensor's bytes in its file,
+/// Lays out every group that has a selected tensor. `wanted` returns a tensor's bytes in its file,
 /// and which of them are wanted.
 pub(super) fn arrange<'a>(
     checkpoint: &Checkpoint,
@@ -29,7 +32,7 @@ pub(super) fn arrange<'a>(
     limits: &PlanLimits,
     mut select: impl FnMut(TensorId) -> bool,
     mut transform: impl FnMut(TensorId) -> Transform,
-    stretch: &mut impl FnMut(TensorId) -> Result<(ByteRange, Option<Gather>), PlanError>,
+    wanted: &mut impl FnMut(TensorId) -> Result<Wanted, PlanError>,
 ) -> Result<Layout, PlanError> {
     let landing = limits.landing;
     // Where bytes must arrive in the order of the target, values and scales cannot share a read.
@@ -42,13 +45,14 @@ pub(super) fn arrange<'a>(
         layers: Vec::with_capacity(groups.len()),
         placements: Vec::with_capacity(halves * checkpoint.tensor_count()),
         moves: Vec::new(),
+        permutations: Vec::new(),
     };
     for group in groups {
         let overflow = |what| PlanError::Overflow { what, layer: group.id.to_string() };
         let first = layout.next_index().ok_or_else(|| overflow("the tensors"))?;
         for &tensor in group.tensors.iter().filter(|&&tensor| select(tensor)) {
             layout
-                .place(tensor, stretch(tensor)?, transform(tensor), parts)
+                .place(tensor, wanted(tensor)?, transform(tensor), parts)
                 .ok_or_else(|| overflow("the bytes"))?;
         }
         let placements = first..layout.next_index().ok_or_else(|| overflow("the tensors"))?;
@@ -106,11 +110,27 @@ impl Layout {
     fn place(
         &mut self,
         tensor: TensorId,
-        (extent, gather): (ByteRange, Option<Gather>),
+        wanted: Wanted,
         transform: Transform,
         parts: [QuantisedPart; 2],
     ) -> Option<()> {
-        let plain = Placement { tensor, extent, arena_offset_bytes: 0, cast: None, gather, quantised: None };
+        let (extent, gather, permuted_unit_bytes) = match wanted {
+            Wanted::InOrder(extent, gather) => (extent, gather, None),
+            Wanted::Permuted(extent, permutation) => {
+                let unit_bytes = permutation.unit();
+                self.permutations.push((tensor, permutation));
+                (extent, None, Some(unit_bytes))
+            }
+        };
+        let plain = Placement {
+            tensor,
+            extent,
+            arena_offset_bytes: 0,
+            cast: None,
+            gather,
+            permuted_unit_bytes,
+            quantised: None,
+        };
         match transform {
             Transform::Keep => self.placements.push(plain),
             Transform::Cast(cast) => {

@@ -1,12 +1,13 @@
 //! The memory peak, term by term, and the ring that fits the budget.
 
 use crate::budget::{BudgetError, MemoryBudget, Reservation};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, TensorId};
 use crate::layers::Layers;
 use crate::units::{Alignment, HumanBytes, MIB, to_u64};
 
 use super::io::{is_mostly_direct, window_bytes};
 use super::layout::Layout;
+use super::permute::{longest_unit, unit_blocks};
 use super::quantise::SCALE_SHARE;
 use super::reads::{SLOT_BLOCKS_OF_FLOATS_MIN, longest_row, row_blocks};
 use super::resident::{ResidentMemory, WindowShape};
@@ -218,28 +219,12 @@ impl MemoryTerms {
         let row_blocks = row_blocks(&layout.placements, limits.alignment);
         let scratch = if row_blocks > 0 { Scratch::OfScales } else { Scratch::None };
         let needs = |ring: RingShape| Needs::of(ring, limits.options.io, scratch, fixed_bytes);
-        // So that a read of one block fits whatever its phase, that a read starting one block
-        // earlier still makes progress, and that both hold for a read widened four times.
-        let is_decoded = |placement: &Placement| placement.cast.is_some_and(|cast| cast.unit_elements() > 1);
-        let blocks = match layout.placements.iter().any(is_decoded) {
-            true => SLOT_BLOCKS_OF_FLOATS_MIN,
-            false => SLOT_BLOCKS_MIN,
-        };
-        let slot_bytes_min = SLOT_BYTES_MIN.max(limits.alignment.bytes().saturating_mul(blocks));
-        // Rows are not cut: a read may begin up to a row earlier, and has at least one row.
-        let row_slot_bytes = row_blocks.saturating_mul(2).saturating_add(limits.alignment.bytes());
-        let slot_bytes_min = slot_bytes_min.max(row_slot_bytes);
+        let (slot_bytes_min, why) = smallest_slot(checkpoint, layout, limits);
         let smallest = RingShape { slots: SLOTS_MIN, slot_bytes: slot_bytes_min, readers: 1 };
         let smallest_budget_bytes = needs(smallest).total_bytes.div_ceil(MIB).saturating_mul(MIB);
         let budget_bytes = limits.options.host_budget_bytes;
         if budget_bytes < smallest_budget_bytes {
-            let mut detail = needs(smallest).describe(smallest);
-            if let Some((bytes, tensor)) =
-                longest_row(&layout.placements).filter(|_| slot_bytes_min == row_slot_bytes)
-            {
-                let name = checkpoint.name_of(tensor);
-                detail.push_str(&format!(", since a row of {name:?} is {}", HumanBytes(bytes)));
-            }
+            let detail = needs(smallest).describe(smallest) + &why;
             return Err(PlanError::BudgetTooSmall {
                 budget_bytes,
                 smallest_bytes: smallest_budget_bytes,
@@ -267,6 +252,29 @@ impl MemoryTerms {
             device_budget_bytes: limits.options.device_budget_bytes,
         })
     }
+}
+
+/// The smallest slot that works, and why it is larger than usual, as the end of a sentence.
+fn smallest_slot(checkpoint: &Checkpoint, layout: &Layout, limits: &PlanLimits) -> (u64, String) {
+    let (placements, alignment) = (&layout.placements[..], limits.alignment);
+    // So that a read of one block fits whatever its phase, that a read starting one block earlier
+    // still makes progress, and that both hold for a widened read.
+    let is_decoded = |placement: &Placement| placement.cast.is_some_and(|cast| cast.unit_elements() > 1);
+    let blocks = if placements.iter().any(is_decoded) { SLOT_BLOCKS_OF_FLOATS_MIN } else { SLOT_BLOCKS_MIN };
+    let usual = SLOT_BYTES_MIN.max(alignment.bytes().saturating_mul(blocks));
+    let of = |blocks: u64, count: u64| blocks.saturating_mul(count).saturating_add(alignment.bytes());
+    // Rows and units are not cut: a read may begin up to one earlier, and has at least one. Another
+    // unit is scratch, and a widened read is up to four times as long.
+    let (row, unit) = (of(row_blocks(placements, alignment), 2), of(unit_blocks(placements, alignment), 6));
+    let because = |what, (bytes, tensor): (u64, TensorId)| {
+        format!(", since {what} of {:?} is {}", checkpoint.name_of(tensor), HumanBytes(bytes))
+    };
+    let why = match usual.max(row).max(unit) {
+        most if most == usual => None,
+        most if most == row => longest_row(placements).map(|row| because("a row", row)),
+        _ => longest_unit(placements).map(|unit| because("what has to be put in order", unit)),
+    };
+    (usual.max(row).max(unit), why.unwrap_or_default())
 }
 
 /// The memory that a ring of some shape needs, with everything that depends on it.

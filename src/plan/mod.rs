@@ -10,6 +10,7 @@
 //!    -> runs              neighbours in the file, small gaps read through
 //!    -> reads             at most one slot each, phased to 4096 bytes
 //!    -> gathers           of what is wanted in part, if asked for: in the slot
+//!    -> permutations      of what is not row-major in its file: in the slot
 //!    -> casts             of what is delivered as another type, if asked for: in the slot
 //!    -> quantising        of rows into values and scales, if asked for: in the slot
 //!    -> copies            slot -> arena, neighbours joined
@@ -18,8 +19,8 @@
 //!
 //! Planning opens no file, and allocates nothing in proportion to a tensor's bytes.
 //!
-//! The files, in the order of what they need of each other: `terms`, `io`, `cast`, `gather` and
-//! `quantise` define values; `options` and `limits` say what to plan; `operations` are the parts of
+//! The files, in the order of what they need of each other: `terms`, `io`, `cast`, `gather`,
+//! `permute` and `quantise` define values; `options` and `limits` say what to plan; `operations` are the parts of
 //! a plan; `landing` and `layout` arrange arenas; `reads` and `order` cut files into reads;
 //! `resident`, `tensors` and `memory` sum the peak; `display` prints.
 
@@ -50,6 +51,8 @@ pub use self::operations::{CastOp, CopyOp, MoveOp, Placement, PlannedLayer, Read
 pub(crate) use self::operations::{Group, Transform};
 pub use self::options::{HandOut, LoadOptions, Passes, ReadOrder, Window};
 pub(crate) use self::order::{IssuePlace, NextRead};
+pub use self::permute::{Permutation, PermuteOp};
+use self::permute::{Permutations, Wanted};
 pub use self::quantise::QuantiseRule;
 pub use self::quantise::{
     Quantisation, QuantiseChoice, QuantiseOp, Quantised, QuantisedPart, SCALE_SUFFIX, UnknownQuantisation,
@@ -74,6 +77,7 @@ mod memory;
 mod operations;
 mod options;
 mod order;
+mod permute;
 mod quantise;
 mod reads;
 mod resident;
@@ -96,6 +100,7 @@ pub struct LoadPlan {
     dtype: Option<FloatType>,
     parts: Option<Parts>,
     quantised: QuantisedTensors,
+    permutations: Permutations,
 }
 
 impl LoadPlan {
@@ -149,16 +154,20 @@ impl LoadPlan {
             return Err(PlanError::QuantisedShard { form });
         }
         let mut parts = Vec::new();
-        let mut stretch = |tensor| {
-            let whole = (checkpoint.extent_of(tensor), None);
-            let Some(splitter) = splitter else { return Ok(whole) };
-            let Some(Cut { part, bytes }) = splitter.cut(tensor)? else { return Ok(whole) };
+        let mut wanted = |tensor| {
+            let whole = || permute::wanted(checkpoint, tensor);
+            let Some(splitter) = splitter else { return whole() };
+            let Some(Cut { part, bytes }) = splitter.cut(tensor)? else { return whole() };
+            if !checkpoint.strides_of(tensor).is_empty() {
+                return Err(permute::scattered(&checkpoint.tensor(tensor)));
+            }
             let too_far = || PlanError::TooFarApart { tensor: checkpoint.name_of(tensor).to_owned() };
-            let stretch = Gather::of(whole.0.start(), bytes).ok_or_else(too_far)?;
+            let start = checkpoint.extent_of(tensor).start();
+            let (stretch, gather) = Gather::of(start, bytes).ok_or_else(too_far)?;
             parts.push((tensor, part));
-            Ok(stretch)
+            Ok(Wanted::InOrder(stretch, gather))
         };
-        let layout = layout::arrange(checkpoint, groups, limits, select, transform, &mut stretch)?;
+        let layout = layout::arrange(checkpoint, groups, limits, select, transform, &mut wanted)?;
         // Looks at the whole checkpoint: the selection (of one place or one rank) may be an
         // embedding alone.
         let finds_none = |rule: &QuantiseRule<'_>| !layout.has_quantised() && !rule.finds_any();
@@ -185,7 +194,7 @@ impl LoadPlan {
         transform: impl FnMut(TensorId) -> Transform,
         grouping_bytes: u64,
     ) -> Result<Self, PlanError> {
-        let mut whole = |tensor| Ok((checkpoint.extent_of(tensor), None));
+        let mut whole = |tensor| permute::wanted(checkpoint, tensor);
         let layout = layout::arrange(checkpoint, groups, limits, |_| true, transform, &mut whole)?;
         Self::finish(checkpoint, layout, None, grouping_bytes, limits)
     }
@@ -209,10 +218,12 @@ impl LoadPlan {
         let list_bytes = to_u64(size_of_val(&*runs)) + to_u64(size_of_val(&*order));
         let quantised = QuantisedTensors::of(checkpoint, &layout.placements);
         let list_bytes = list_bytes + parts.as_ref().map_or(0, Parts::held_bytes) + quantised.held_bytes();
+        let permutations = Permutations::new(std::mem::take(&mut layout.permutations));
+        let list_bytes = list_bytes + permutations.held_bytes();
         let memory = MemoryTerms::divide(checkpoint, grouping_bytes, &layout, list_bytes, limits)?;
         let slot_bytes = memory.ring().slot_bytes;
         let reads = ReadList::number(runs, order, &mut layout, slot_bytes, limits.alignment)?;
-        let Layout { layers, placements, moves } = layout;
+        let Layout { layers, placements, moves, .. } = layout;
         Ok(Self {
             layers,
             placements,
@@ -227,6 +238,7 @@ impl LoadPlan {
             dtype: limits.options.dtype,
             parts,
             quantised,
+            permutations,
         })
     }
 
@@ -262,6 +274,12 @@ impl LoadPlan {
     /// The gathers of one read, which come before its casts and copies; in file order.
     pub fn gathers(&self, read: &ReadOp) -> impl Iterator<Item = GatherOp> + Clone {
         reads::gathers(read.request, &self.placements[index_range(&read.placements)])
+    }
+
+    /// The stretches of one read that are permuted before its casts and copies, in file order.
+    pub fn permuting<'a>(&'a self, read: &ReadOp) -> impl Iterator<Item = PermuteOp<'a>> + Clone {
+        let placements = &self.placements[index_range(&read.placements)];
+        reads::permuting(read.request, placements, |tensor| self.permutations.find(tensor))
     }
 
     /// The casts of one read, which come before its copies; in file order.

@@ -1,6 +1,7 @@
 //! The parts of a plan: layers, the places of their tensors, and the reads, casts, copies and moves
 //! that bring the bytes there.
 
+use std::num::NonZeroU32;
 use std::ops::Range;
 
 use super::{Cast, Gather, Quantised, ReadRequest};
@@ -75,6 +76,8 @@ pub struct Placement {
     pub cast: Option<Cast>,
     /// The wanted bytes of the extent; all of them if `None`.
     pub gather: Option<Gather>,
+    /// Bytes of a unit that is permuted within itself, if the tensor is not row-major in its file.
+    pub permuted_unit_bytes: Option<NonZeroU32>,
     /// How it is quantised, and whether this is its values or its scales; `None` if it is not.
     pub quantised: Option<Quantised>,
 }
@@ -138,6 +141,14 @@ impl Placement {
             (None, None) => entry.dtype_name,
             _ => self.delivered_dtype(entry.dtype).name(),
         }
+    }
+
+    /// Bytes that must not be cut: of a unit to be permuted, a row to be quantised, or an element to
+    /// be cast.
+    pub(super) fn uncut_bytes(&self) -> Option<u64> {
+        let permuted = self.permuted_unit_bytes.map(|bytes| u64::from(bytes.get()));
+        let row = self.quantised.map(Quantised::source_row_bytes);
+        permuted.or(row).or(self.cast.map(Cast::source_unit_bytes))
     }
 
     /// True if reads are planned for it.

@@ -16,10 +16,11 @@ use std::ops::Range;
 use super::gather::stretches;
 use super::landing::landing_of;
 use super::layout::Layout;
+use super::permute::unit_blocks;
 use super::quantise::first_row;
 use super::{
-    Cast, CastOp, CopyOp, GatherOp, MoveOp, Placement, PlanError, QuantiseOp, Quantised, ReadOp, ReadRequest,
-    index_range,
+    Cast, CastOp, CopyOp, GatherOp, MoveOp, Permutation, PermuteOp, Placement, PlanError, QuantiseOp,
+    Quantised, ReadOp, ReadRequest, index_range,
 };
 use crate::checkpoint::{Checkpoint, ShardId, TensorId};
 use crate::units::{Alignment, ByteRange, to_usize};
@@ -55,7 +56,8 @@ pub(super) fn join(checkpoint: &Checkpoint, layout: &Layout, hole_bytes_max: u64
                     let hole_bytes = bytes.start().checked_sub(run.bytes.end());
                     run.shard == shard
                         && hole_bytes.is_some_and(|bytes| bytes <= hole_bytes_max)
-                        && widening(placement).or_else(|| run.widening(&layout.placements)).is_none()
+                        && !stands_alone(placement)
+                        && !stands_alone(run.first(&layout.placements))
                 };
                 match runs[first_run..].last_mut().filter(near) {
                     Some(run) => {
@@ -114,6 +116,7 @@ impl ReadList {
         let units = layout.placements.iter().filter(|placement| is_split(placement, alignment));
         let units = units.filter_map(|placement| alignment.up(placement.cast?.source_unit_bytes()));
         let uncut_bytes = units.max().unwrap_or(0).max(row_blocks(&layout.placements, alignment));
+        let uncut_bytes = uncut_bytes.max(unit_blocks(&layout.placements, alignment));
         let cuts = Cuts { slot_bytes, alignment, uncut_bytes };
         let mut count = 0_u32;
         let mut rest = runs.iter_mut().peekable();
@@ -192,10 +195,16 @@ impl Run {
         self.bytes
     }
 
-    /// The widening cast of its tensors, if any. `placements` are all placements of the plan.
-    fn widening(&self, placements: &[Placement]) -> Option<Cast> {
-        widening(&placements[to_usize(u64::from(self.placements.start))])
+    /// Its first tensor. `placements` are all placements of the plan.
+    fn first<'a>(&self, placements: &'a [Placement]) -> &'a Placement {
+        &placements[to_usize(u64::from(self.placements.start))]
     }
+}
+
+/// True for a tensor that has a run to itself, with shorter reads: it grows in the slot, or needs
+/// room there to be permuted.
+fn stands_alone(placement: &Placement) -> bool {
+    widening(placement).is_some() || placement.permuted_unit_bytes.is_some()
 }
 
 fn widening(placement: &Placement) -> Option<Cast> {
@@ -218,8 +227,10 @@ impl Cuts {
     fn stride_bytes(&self, run: &Run, placements: &[Placement]) -> u64 {
         // A cut moves down to the start of its element or row, so the read behind it may begin that
         // much earlier.
-        let Some(cast) = run.widening(placements) else { return self.slot_bytes - self.uncut_bytes };
-        let only = &placements[to_usize(u64::from(run.placements.start))];
+        let only = run.first(placements);
+        // The scratch of a unit to be permuted is at the end of the slot.
+        let scratch_bytes = unit_blocks(std::slice::from_ref(only), self.alignment);
+        let Some(cast) = widening(only) else { return self.slot_bytes - self.uncut_bytes - scratch_bytes };
         let (source, target) = (cast.source_unit_bytes(), cast.target_unit_bytes());
         let slot_bytes = match cast.unit_elements() {
             1 => self.slot_bytes,
@@ -228,13 +239,22 @@ impl Cuts {
         // The first read of a run, widened, is no longer than the others: `phase + ratio * (stride
         // - phase)`.
         if !is_split(only, self.alignment) {
+<<<<<<< HEAD
             return self.alignment.down(slot_bytes * source / target);
+=======
+            return self.alignment.down(self.slot_bytes * source / target) - scratch_bytes;
+>>>>>>> main
         }
         // A read may begin almost a unit early, somewhere in its first block of the file:
         // `phase + ratio * (stride + unit) <= slot`. Elements of whole alignments begin and end
         // equally early, so they have no unit more.
         let early = if self.alignment.bytes().is_multiple_of(source) { 0 } else { source };
+<<<<<<< HEAD
         self.alignment.down((slot_bytes - self.alignment.bytes()) / target * source - early)
+=======
+        let widened = (self.slot_bytes - self.alignment.bytes()) / target * source - early;
+        self.alignment.down(widened) - scratch_bytes
+>>>>>>> main
     }
 
     /// Number of reads of a run; `None` if there are too many, or if its aligned end overflows.
@@ -258,17 +278,14 @@ impl Cuts {
     }
 }
 
-/// `at`, or the start of the unit around it: an element or block to be cast, or a row to be
-/// quantised.
+/// `at`, or the start of the bytes around it that must not be cut.
 /// `placements` are those of one run.
 fn start_of_unit(placements: &[Placement], at: u64) -> u64 {
     let index = placements.partition_point(|placement| placement.extent.end() <= at);
     let Some(across) = placements.get(index).filter(|placement| placement.extent.start() < at) else {
         return at;
     };
-    let row_bytes = across.quantised.map(Quantised::source_row_bytes);
-    let unit_bytes = row_bytes.or(across.cast.map(Cast::source_unit_bytes));
-    unit_bytes.map_or(at, |bytes| at - (at - across.extent.start()) % bytes)
+    across.uncut_bytes().map_or(at, |bytes| at - (at - across.extent.start()) % bytes)
 }
 
 /// The longest row to be quantised: its bytes in the file, and its tensor.
@@ -414,4 +431,22 @@ pub(super) fn gathers(
         })
     });
     wanted.filter(|step| !step.is_one_run())
+}
+
+/// The stretches of a read that are permuted, in file order. `placements` are those of its run.
+pub(super) fn permuting<'a>(
+    request: ReadRequest,
+    placements: &[Placement],
+    permutation: impl Fn(TensorId) -> Option<&'a Permutation> + Clone,
+) -> impl Iterator<Item = PermuteOp<'a>> + Clone {
+    pieces(request, placements).filter_map(move |(placement, piece)| {
+        placement.permuted_unit_bytes?;
+        Some(PermuteOp {
+            tensor: placement.tensor,
+            slot_offset_bytes: piece.start() - request.extent.start(),
+            len_bytes: piece.len_bytes(),
+            scratch_offset_bytes: request.extent.len_bytes(),
+            permutation: permutation(placement.tensor)?,
+        })
+    })
 }

@@ -260,7 +260,7 @@ impl<'a> Splitter<'a> {
         let refined: Vec<u64> = [outside, &[part.blocks, block], inside].concat();
         let around = outside.iter().chain([&part.blocks]).map(|&len| 0..len);
         let ranges: Vec<Range<u64>> = around.chain([part.range.clone()]).collect();
-        let runs = Runs::of_slice(&TensorEntry { shape: &refined, ..entry }, &ranges)?;
+        let runs = Runs::of_slice(&TensorEntry { shape: &refined, strides: &[], ..entry }, &ranges)?;
         let bytes = runs.strided().expect("the blocks of all rows are equally far apart");
         Ok(Some(Cut { part, bytes }))
     }

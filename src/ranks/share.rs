@@ -66,7 +66,7 @@ impl Share {
         select: impl Fn(TensorId) -> bool,
     ) -> Self {
         let world = world.max(1);
-        let bytes_of = |tensor: TensorId| checkpoint.tensor(tensor).extent.len_bytes();
+        let bytes_of = |tensor: TensorId| checkpoint.tensor(tensor).len_bytes();
         let selected = || {
             let all = layers.as_slice().iter().flat_map(|layer| layer.tensors.iter().copied());
             all.filter(|&tensor| select(tensor))

@@ -14,9 +14,9 @@
 //! write buffers.
 //!
 //! The files, in the order of what they need of each other: `memory`, `pin`, `free_list`, `ring`;
-//! `gather`, `cast` and `copy` work on the bytes of a slot.
+//! `gather`, `permute`, `cast` and `copy` work on the bytes of a slot.
 
-pub use self::cast::dequantise;
+pub use self::cast::{decode_blocks, dequantise};
 pub use self::memory::RingMode;
 pub(crate) use self::pin::Pinner;
 pub use self::pin::Pinning;
@@ -32,5 +32,6 @@ pub(crate) mod for_benches;
 mod free_list;
 pub(crate) mod gather;
 pub(crate) mod memory;
+pub(crate) mod permute;
 mod pin;
 mod ring;

@@ -69,8 +69,8 @@ fn text_row(
 /// Announced lengths and things that are no safetensors file.
 fn length_rows() -> Vec<Row> {
     vec![
-        ("empty file", vec![], "NotSafetensors", "an empty file"),
-        ("seven bytes", vec![1; 7], "NotSafetensors", "7 bytes"),
+        ("empty file", vec![], "UnknownFormat", "an empty file"),
+        ("seven bytes", vec![1; 7], "UnknownFormat", "7 bytes"),
         ("length 0", announced(0, b"", 0), "Syntax", "found the end"),
         ("length past the end", announced(3, b"{}", 0), "HeaderExceedsFile", "header of 3 bytes"),
         ("length 2^63", announced(1 << 63, b"{}", 0), "HeaderExceedsFile", "9223372036854775808"),
@@ -78,14 +78,14 @@ fn length_rows() -> Vec<Row> {
         ("length 2^64 - 1", announced(u64::MAX, b"{}", 0), "HeaderExceedsFile", "only 2"),
         ("length cuts the header", announced(1, b"{}", 0), "Syntax", "found the end"),
         ("length reaches into the data", announced(4, b"{}", 8), "Syntax", "nothing but whitespace"),
-        ("git lfs", b"version https://git-lfs.github.com/spec/v1\n".to_vec(), "NotSafetensors", "LFS"),
-        ("short git lfs", b"version https://git-lfs".to_vec(), "NotSafetensors", "git lfs pull"),
-        ("zip", b"PK\x03\x04\x00\x00\x08\x08archive/data.pkl".to_vec(), "NotSafetensors", "PyTorch"),
-        ("pickle", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.".to_vec(), "NotSafetensors", "pickle"),
-        ("gguf", b"GGUF\x03\x00\x00\x00\x10\x00\x00\x00".to_vec(), "NotSafetensors", "GGUF"),
-        ("html", b"<!DOCTYPE html><html>404</html>".to_vec(), "NotSafetensors", "HTML"),
-        ("json", br#"{"weight_map":{"a":"b"}}"#.to_vec(), "NotSafetensors", ".json"),
-        ("hdf5", b"\x89HDF\r\n\x1a\n\0\0\0\0".to_vec(), "NotSafetensors", "HDF5"),
+        ("git lfs", b"version https://git-lfs.github.com/spec/v1\n".to_vec(), "UnknownFormat", "LFS"),
+        ("short git lfs", b"version https://git-lfs".to_vec(), "UnknownFormat", "git lfs pull"),
+        ("zip", b"PK\x03\x04\x00\x00\x08\x08archive/data.pkl".to_vec(), "InvalidFile", "PyTorch"),
+        ("pickle", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.".to_vec(), "InvalidFile", "PyTorch"),
+        ("gguf", b"GGUF\x03\x00\x00\x00\x10\x00\x00\x00".to_vec(), "InvalidFile", "GGUF"),
+        ("html", b"<!DOCTYPE html><html>404</html>".to_vec(), "UnknownFormat", "HTML"),
+        ("json", br#"{"weight_map":{"a":"b"}}"#.to_vec(), "UnknownFormat", ".json"),
+        ("hdf5", b"\x89HDF\r\n\x1a\n\0\0\0\0".to_vec(), "UnknownFormat", "HDF5"),
     ]
 }
 

@@ -17,10 +17,10 @@ use onelayer::checkpoint::{Checkpoint, OpenOptions};
 use onelayer_testing::safetensors_file::with_header;
 use onelayer_testing::sample;
 
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 
 /// A debug build on a busy machine is this much slower than what is promised of a release build.
-const PATIENCE: u32 = if cfg!(debug_assertions) { 60 } else { 2 };
+pub(crate) const PATIENCE: u32 = if cfg!(debug_assertions) { 60 } else { 2 };
 
 /// A line of /proc/self/status, in bytes.
 fn status_bytes(name: &str) -> u64 {
@@ -30,20 +30,20 @@ fn status_bytes(name: &str) -> u64 {
 }
 
 /// What one opening cost and how it ended.
-struct Cost {
+pub(crate) struct Cost {
     /// The variant of the error, or `Ok`.
-    outcome: String,
-    time: Duration,
-    peak_growth_bytes: u64,
+    pub(crate) outcome: String,
+    pub(crate) time: Duration,
+    pub(crate) peak_growth_bytes: u64,
     /// What the checkpoint says that it holds.
-    held_bytes: u64,
+    pub(crate) held_bytes: u64,
 }
 
 const PATH_VARIABLE: &str = "ONELAYER_TEST_OPEN";
 
 /// Opens `path` in a fresh process, where no memory that something else gave back hides what is
 /// used.
-fn measured(path: &Path) -> Cost {
+pub(crate) fn measured(path: &Path) -> Cost {
     let mut command = onelayer_testing::again(module_path!(), "huge_headers_cost_what_is_promised");
     let output = command.env(PATH_VARIABLE, path).output().unwrap();
     let output = String::from_utf8_lossy(&output.stdout);
@@ -119,7 +119,7 @@ fn check(label: &str, header_bytes: u64, cost: &Cost) {
     assert!(*time <= Duration::from_secs(1) * seconds * PATIENCE, "{label}: {time:?}");
 }
 
-fn to_f64(bytes: u64) -> f64 {
+pub(crate) fn to_f64(bytes: u64) -> f64 {
     u32::try_from(bytes).unwrap().into()
 }
 

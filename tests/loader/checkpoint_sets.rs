@@ -248,8 +248,59 @@ fn empty_directories_say_what_they_hold_instead() {
         error.to_string()
     };
     assert!(message(folder.path()).contains("found no such file"));
-    std::fs::write(folder.path().join("pytorch_model.bin"), b"").unwrap();
-    assert!(message(folder.path()).contains("pytorch_model.bin, a format that is not read"));
+    std::fs::write(folder.path().join("tf_model.h5"), b"").unwrap();
+    assert!(message(folder.path()).contains("tf_model.h5, a format that is not read"));
+    std::fs::write(folder.path().join("optimizer.pt"), b"").unwrap();
+    std::fs::write(folder.path().join("training_args.bin"), b"").unwrap();
+    assert!(message(folder.path()).contains("tf_model.h5"), "the state of a training run is no model");
+}
+
+/// The rules are about names; what a file is, its content says.
+#[test]
+fn files_of_pytorch_and_gguf_are_chosen_like_safetensors() {
+    let folder = tempfile::tempdir().unwrap();
+    let opened = |path: &Path| file_names(&open(path));
+    let at = |name: &str| folder.path().join(name);
+    bytes_file(at("q.gguf"), &["q"]);
+    assert_eq!(opened(folder.path()), ["q.gguf"], "the only file");
+    bytes_file(at("ema.ckpt"), &["e"]);
+    assert_eq!(opened(folder.path()), ["ema.ckpt"], "PyTorch before GGUF");
+    bytes_file(at("other.pth"), &["o"]);
+    let error = Checkpoint::open(folder.path()).unwrap_err();
+    assert!(
+        matches!(&error, CheckpointError::Ambiguous { files, count: 2, .. } if files == &["ema.ckpt", "other.pth"]),
+        "{error}"
+    );
+    assert!(
+        error.is_invalid()
+            && error.path() == Some(folder.path())
+            && error.to_string().contains("name one file")
+    );
+    bytes_file(at("pytorch_model-00001-of-00002.bin"), &["a"]);
+    assert!(Checkpoint::open(folder.path()).unwrap_err().is_missing(), "half a set");
+    bytes_file(at("pytorch_model-00002-of-00002.bin"), &["b"]);
+    assert_eq!(names(&open(folder.path())), ["a", "b"]);
+    bytes_file(at("pytorch_model.fp16.bin"), &["h"]);
+    assert_eq!(names(&open(folder.path())), ["a", "b"], "a set before a variant");
+    bytes_file(at("pytorch_model.bin"), &["m"]);
+    assert_eq!(names(&open(folder.path())), ["m"]);
+    let entries = [("a", "pytorch_model-00001-of-00002.bin"), ("b", "pytorch_model-00002-of-00002.bin")];
+    std::fs::write(at("pytorch_model.bin.index.json"), index(&entries)).unwrap();
+    assert_eq!(names(&open(folder.path())), ["a", "b"]);
+    let notes = open(folder.path()).notes().join("\n");
+    assert!(notes.contains("pytorch_model.bin.index.json wins; not read: ema.ckpt, other.pth"), "{notes}");
+    bytes_file(at("model.safetensors"), &["s"]);
+    assert_eq!(opened(folder.path()), ["model.safetensors"]);
+}
+
+#[test]
+fn one_file_of_each_rank_is_refused_with_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    bytes_file(folder.path().join("consolidated.00.pth"), &["a"]);
+    assert_eq!(names(&open(folder.path())), ["a"], "one rank is the whole model");
+    bytes_file(folder.path().join("consolidated.01.pth"), &["a"]);
+    let error = Checkpoint::open(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("one rank's part of every tensor: merge them"), "{error}");
 }
 
 #[test]
@@ -343,7 +394,7 @@ fn pipelines_are_their_components() {
     for said in [
         "model_index.json wins; not read: whole.safetensors",
         "text_encoder: model.safetensors wins; not read: model.fp16.safetensors",
-        "scheduler: component without safetensors weights",
+        "scheduler: component without weights",
         "tokenizer: component without a folder",
     ] {
         assert!(notes.contains(said), "{said}: {notes}");

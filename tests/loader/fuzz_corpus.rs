@@ -181,6 +181,11 @@ fn plans() {
 }
 
 #[test]
+fn torch_files() {
+    replay("torch");
+}
+
+#[test]
 fn every_target_is_here_and_corpora_are_small() {
     let source =
         fs::read_to_string(onelayer_testing::repository().join("tests/loader/fuzz_corpus.rs")).unwrap();

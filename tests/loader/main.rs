@@ -8,6 +8,9 @@ mod checkpoint_limits;
 mod checkpoint_million;
 mod checkpoint_oracle;
 mod checkpoint_sets;
+#[allow(dead_code, unreachable_pub, reason = "a program elsewhere")]
+#[path = "../../examples/describe.rs"]
+mod describe;
 mod examples;
 #[cfg(feature = "convert")]
 mod fuzz_corpus;
@@ -49,3 +52,8 @@ mod residency;
 mod score;
 mod source_checkpoint;
 mod tensors;
+#[path = "../support/torch_corpus/mod.rs"]
+mod torch_corpus;
+mod torch_files;
+mod torch_hostile;
+mod torch_million;

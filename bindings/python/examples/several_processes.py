@@ -15,7 +15,8 @@ def main(source: str) -> None:
         for _name, tensor in shared:
             nbytes += tensor.numel() * tensor.element_size()
         own = shared.report.nbytes if shared.report else 0
-    print(f"rank {dist.get_rank()}: has {nbytes} bytes, read {own} of them")
+    # In one piece with its line break: ranks write to the same pipe.
+    sys.stdout.write(f"rank {dist.get_rank()}: has {nbytes} bytes, read {own} of them\n")
     dist.destroy_process_group()
 
 

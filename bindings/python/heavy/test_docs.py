@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import transformers
 from test_pipelines import stable_diffusion
 
 import onelayer
+import onelayer.distributed
 import onelayer.torch
 
 PAGE = Path(__file__).parents[3] / "docs" / "python.md"
-SECTIONS = (
-    "A model that does not fit",
-    "transformers in one line",
-    "diffusers in one line",
-    "Load, and give back",
-    "Free a module, and learn who holds it",
-    "Measure, and find leaks",
-    "Times and hashes",
-    "What fits where",
-    "Convert and verify",
-)
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def blocks(section: str) -> list[str]:
-    text = PAGE.read_text()
-    (found,) = re.findall(rf"^#+ {re.escape(section)}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
-    return re.findall(r"^```python\n(.*?)^```", found, re.MULTILINE | re.DOTALL)
+def sections() -> dict[str, list[str]]:
+    """The blocks of Python below each heading."""
+    parts = re.split(r"^#+ (.+)\n", PAGE.read_text(), flags=re.MULTILINE)
+    found = {title: PYTHON.findall(text) for title, text in zip(parts[1::2], parts[2::2], strict=True)}
+    return {title: blocks for title, blocks in found.items() if blocks}
 
 
 @pytest.fixture
@@ -42,12 +36,16 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     small = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = transformers.LlamaConfig(**small, num_hidden_layers=3, vocab_size=500, pad_token_id=0)
     model = transformers.LlamaForCausalLM(config)
-    for folder in ("gemma-2b", "llama"):
+    for folder in ("gemma-2b", "gemma-7b", "llama"):
         model.save_pretrained(folder)
         transformers.GenerationConfig(pad_token_id=0).save_pretrained(folder)
     stable_diffusion(tmp_path / "stable-diffusion")
     pipeline = SimpleNamespace(text_encoder=torch.nn.Linear(8, 8))
+    params = {name: torch.empty_like(parameter) for name, parameter in model.named_parameters()}
     return {
+        "params": params,
+        "path": "llama",
+        "pytest": pytest,
         "checkpoint": onelayer.open("llama"),
         "onelayer": onelayer,
         "torch": torch,
@@ -58,9 +56,15 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("section", SECTIONS)
-def test_blocks_run(section: str, names: dict[str, Any]) -> None:
-    found = blocks(section)
-    assert found
-    for block in found:
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    """`torch.distributed` of one process."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rank", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("section", sections())
+def test_blocks_run(section: str, names: dict[str, Any], one_rank: None) -> None:
+    for block in sections()[section]:
         exec(compile(block, f"docs/python.md: {section}", "exec"), names)

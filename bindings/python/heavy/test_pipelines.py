@@ -273,6 +273,27 @@ def test_dropping_the_pipeline_frees_it(tmp_path: Path) -> None:
     assert threading.active_count() <= threads
 
 
+def test_the_holder_of_a_text_encoder_is_named(tmp_path: Path) -> None:
+    """A pipeline that diffusers has loaded: somebody keeps one parameter of the unloaded text encoder."""
+    pipeline = stable_diffusion(tmp_path).from_pretrained(tmp_path, low_cpu_mem_usage=False)
+    with torch.no_grad():
+        for parameter in pipeline.text_encoder.parameters():
+            # Mapped weights belong to the page cache: these belong to the process.
+            parameter.data = parameter.data.clone()
+    del parameter
+    embeds = pipeline.text_encoder.get_input_embeddings().weight
+    (name,) = [name for name, parameter in pipeline.text_encoder.named_parameters() if parameter is embeds]
+    receipt = onelayer.torch.unload(pipeline.text_encoder)
+    (holder,) = receipt.held_by
+    assert holder.tensor == name
+    assert any("variable 'embeds'" in user for user in holder.used_by), holder
+    assert receipt.held == embeds.numel() * embeds.element_size() and receipt.returned > 0
+    freed = weakref.ref(embeds)
+    del embeds
+    assert freed() is None, "freed when the holder goes"
+    assert onelayer.torch.unload(pipeline.text_encoder).asked == 0
+
+
 def test_a_closed_pipeline_says_so(tmp_path: Path) -> None:
     stable_diffusion(tmp_path)
     with pipelines.from_pretrained(tmp_path, memory="64MiB").onelayer_stream as turns:

@@ -18,6 +18,7 @@ from torch import nn
 import onelayer
 import onelayer.torch
 from onelayer.torch import stream_forward
+from onelayer.torch._parts import streamed_parts
 
 SMALL = {
     "hidden_size": 256,
@@ -319,6 +320,65 @@ def test_quantised_weights_are_decoded_just_in_time(
     with torch.no_grad(), stream_forward(model, path, memory="1GiB") as handle:
         assert not handle.plan.streamed
         assert torch.equal(model(X), plain(X))
+
+
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4-g32"])
+def test_weights_are_quantised_while_they_are_read(form: str, stack: tuple[Stack, Stack, Path], tmp_path: Path) -> None:
+    """As those of a converted file are, with half of the layers streamed, and in less memory than the whole model."""
+    plain, model, path = stack
+    onelayer.convert(path, tmp_path / "converted", quantise=form)
+    with torch.no_grad():
+        with stream_forward(model, tmp_path / "converted", memory="1GiB") as handle:
+            expected = model(X)
+        assert not torch.equal(expected, plain(X))
+        for memory in (least(path, model, quantise=form), least(path, model, quantise=form) + (1 << 20)):
+            with stream_forward(model, path, memory=memory, budget=RING, quantise=form) as handle:
+                assert handle.plan.streamed and handle.plan.needed <= memory
+                assert torch.equal(model(X), expected) and torch.equal(model(X), expected)
+        whole = stream_forward(model, path, memory="1GiB").plan
+        with stream_forward(model, path, memory="1GiB", quantise=form) as handle:
+            assert not handle.plan.streamed and handle.plan.kept_bytes < whole.mapped_bytes * 3 // 5
+            assert torch.equal(model(X), expected)
+    with pytest.raises(ValueError, match="int5"):
+        stream_forward(model, path, memory="1GiB", quantise="int5")
+
+
+def test_parts_of_layers_stay_where_that_reads_less(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    plain = Stack(1024)
+    path = tmp_path / "stack.safetensors"
+    safetensors.torch.save_file(plain.state_dict(), path)
+    model = onelayer.torch.empty(Stack, 1024)
+    memory = least(path, model) + (68 << 20)
+    with torch.no_grad(), stream_forward(model, path, memory=memory, budget=RING) as handle:
+        plan = handle.plan
+        assert plan.parts and plan.window == 2 and plan.needed <= memory
+        assert "and parts of" in str(plan)
+        streamed = {key for name in plan.streamed for key in plan.keys[name]}
+        stays = {key for keys in plan.parts.values() for key in keys}
+        assert streamed and not streamed & stays
+        for order in ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5], [5, 3, 1]):
+            plain.order = model.order = order
+            assert torch.equal(model(X), plain(X))
+    assert all(parameter.device.type == "meta" for parameter in model.parameters())
+
+
+def test_parts_are_the_least_that_fits() -> None:
+    layers = [{"large": 60, "middle": 30, "small": 10}] * 10
+    everything = sum(sum(sizes.values()) for sizes in layers)
+    previous = everything + 1
+    for room in range(100, everything, 50):
+        for held in (2, 1):
+            found = streamed_parts(layers, room, held)
+            if found is None:
+                assert room < 2 * 100 and held == 2
+                continue
+            sizes = [sum(layer[key] for key in keys) for layer, keys in zip(layers, found, strict=True)]
+            assert everything - sum(sizes) + held * max(sizes) <= room
+            # No worse than whole layers.
+            assert sum(sizes) <= everything - (room - held * 100) // 100 * 100
+        assert sum(sizes) <= previous
+        previous = sum(sizes)
 
 
 def test_memory_comes_back(stack: tuple[Stack, Stack, Path]) -> None:

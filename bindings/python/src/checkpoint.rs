@@ -34,13 +34,14 @@ impl NativeCheckpoint {
         Ok(Self { inner: inner.map_err(|error| errors::of_checkpoint(py, &error))? })
     }
 
-    /// Names of all tensors, in file order.
+    /// Names of all tensors, in file order, and then the further names of tied weights.
     fn names(&self) -> Vec<&str> {
-        self.inner.tensors().map(|tensor| tensor.name).collect()
+        let aliases = self.inner.aliases().map(|(name, _)| name);
+        self.inner.tensors().map(|tensor| tensor.name).chain(aliases).collect()
     }
 
     fn __len__(&self) -> usize {
-        self.inner.tensor_count()
+        self.inner.tensor_count() + self.inner.aliases().len()
     }
 
     fn __contains__(&self, name: &str) -> bool {
@@ -51,7 +52,7 @@ impl NativeCheckpoint {
     fn describe(&self, name: &str) -> PyResult<(&str, Vec<u64>, u64, PathBuf)> {
         let tensor = self.inner.find(name).ok_or_else(|| PyKeyError::new_err(name.to_owned()))?;
         let path = self.inner.shard(tensor.shard).path.clone();
-        Ok((tensor.dtype_name, tensor.shape.to_vec(), tensor.extent.len_bytes(), path))
+        Ok((tensor.dtype_name, tensor.shape.to_vec(), tensor.len_bytes(), path))
     }
 
     /// Name, stack (if it is in one), bytes and names of the tensors of each layer, in execution

@@ -61,12 +61,18 @@ pub(crate) struct VerifyOptions {
 pub(crate) struct Opening {
     header_bytes_max: Option<u64>,
     allow_opaque_dtypes: bool,
+    prefix: Option<String>,
 }
 
 impl Opening {
     /// The options as the library has them.
     pub(crate) fn options(&self) -> OpenOptions {
         let options = OpenOptions::new().allow_opaque_dtypes(self.allow_opaque_dtypes);
+        let options = match self.prefix.as_deref() {
+            None => options,
+            Some("") => options.whole_file(),
+            Some(prefix) => options.select(prefix),
+        };
         match self.header_bytes_max {
             Some(bytes) => options.header_bytes_max(bytes),
             None => options,

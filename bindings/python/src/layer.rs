@@ -31,7 +31,8 @@ pub(crate) struct Layer {
 
 impl Layer {
     pub(crate) fn new(layer: LoadedLayer, target: Target) -> Self {
-        let names = layer.tensors().map(|tensor| tensor.name().to_owned()).collect();
+        let aliases = layer.aliases().map(str::to_owned);
+        let names = layer.tensors().map(|tensor| tensor.name().to_owned()).chain(aliases).collect();
         let (index, pass, nbytes) = (layer.index(), layer.pass(), layer.tensor_bytes());
         let resident_bytes = layer.resident_bytes();
         let held = Arc::new(Held::new(layer, target));

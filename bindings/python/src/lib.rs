@@ -34,6 +34,7 @@ mod placed;
 mod plan;
 mod reading;
 mod report;
+mod spare;
 mod stream;
 mod tensor;
 mod watched;
@@ -71,6 +72,8 @@ mod _native {
     use super::reading::{NativeMapping, NativeReader};
     #[pymodule_export]
     use super::report::Report;
+    #[pymodule_export]
+    use super::spare::NativeSpare;
     #[pymodule_export]
     use super::stream::LayerStream;
     #[pymodule_export]

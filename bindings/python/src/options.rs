@@ -11,6 +11,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::events::Callbacks;
+use crate::spare::NativeSpare;
 
 /// A dictionary with all of these keys; `None` where the library decides.
 #[derive(FromPyObject)]
@@ -53,6 +54,7 @@ pub(crate) struct Options {
     on_layer: Option<Py<PyAny>>,
     on_pass: Option<Py<PyAny>>,
     stall_seconds: Option<f64>,
+    spare: Option<Py<NativeSpare>>,
 }
 
 /// Dimension, number of fused blocks, multiple that the dimension is padded to, and range.
@@ -119,6 +121,9 @@ impl Options {
         }
         if let Some(layers) = self.call_order {
             builder = builder.call_order(layers.iter().map(|id| LayerId::new(id)));
+        }
+        if let Some(spare) = &self.spare {
+            builder = builder.spare_memory(&spare.get().inner);
         }
         if let Some((rank, world)) = self.shard {
             let cuts = self.cuts;

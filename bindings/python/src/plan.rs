@@ -24,6 +24,8 @@ pub(crate) struct Plan {
     layers: Vec<String>,
     /// Memory of each of them on its device.
     layer_bytes: Vec<u64>,
+    /// Names of the scales of tensors that are quantised during the load.
+    scales: Vec<String>,
     text: String,
 }
 
@@ -40,6 +42,7 @@ impl Plan {
             read_bytes: plan.aligned_read_bytes(),
             layers: plan.layers().iter().map(|layer| layer.id.as_str().to_owned()).collect(),
             layer_bytes: plan.layers().iter().map(|layer| layer.arena_bytes).collect(),
+            scales: plan.quantised().iter().map(|tensor| tensor.scale_name.to_string()).collect(),
             text: plan.to_string(),
         }
     }

@@ -100,6 +100,26 @@ def test_an_interrupt_ends_a_load(layered: Path) -> None:
         signal.signal(signal.SIGINT, previous)
 
 
+def test_spare_memory_goes_from_one_load_to_the_next(layered: Path) -> None:
+    expected = bytes_in_file(layered)
+    size = onelayer.load(layered).resident_bytes
+    with onelayer.SpareMemory("64MiB") as spare:
+        for _ in range(3):
+            with onelayer.load(layered, spare=spare) as model:
+                assert spare.nbytes == 0
+                assert {name: tensor.tobytes() for name, tensor in model.items()} == expected
+                receipt = model.unload()
+            assert (receipt.reused, receipt.returned, spare.nbytes) == (size, 0, size)
+        streamed = dict(onelayer.open(layered).tensors(framework="np", window="all", spare=spare))
+        assert spare.nbytes == 0
+        del streamed
+        gc.collect()
+        assert spare.nbytes == size and "idle" in repr(spare)
+    assert spare.nbytes == 0
+    small = onelayer.SpareMemory(1)
+    assert onelayer.load(layered, spare=small).unload().returned == size
+
+
 def test_allocations_are_listed(layered: Path) -> None:
     mark = onelayer.live.snapshot()
     model = onelayer.load(layered)

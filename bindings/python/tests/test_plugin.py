@@ -9,12 +9,16 @@ import pytest
 pytest_plugins = ["pytester"]
 
 TAKES_48_MIB = """
+    import time
+
     import pytest
 
     @pytest.mark.loadcheck({limits})
     def test_takes_48_mib():
         memory = bytearray(48 << 20)
         memory[::4096] = b"1" * len(memory[::4096])
+        # Samples come every 5 ms.
+        time.sleep(0.1)
         assert memory
 """
 

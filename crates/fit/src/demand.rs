@@ -156,8 +156,7 @@ fn assign(
     for layer in layers.as_slice() {
         if let LayerKind::Member { stack } = layer.kind {
             sizes[stack].0 += 1;
-            sizes[stack].1 +=
-                layer.tensors.iter().map(|id| checkpoint.tensor(*id).extent.len_bytes()).sum::<u64>();
+            sizes[stack].1 += layer.tensors.iter().map(|id| checkpoint.tensor(*id).len_bytes()).sum::<u64>();
         }
     }
     let largest = |is_wanted: &dyn Fn(usize) -> bool| {

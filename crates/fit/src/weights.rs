@@ -113,7 +113,7 @@ impl<'a> Weighing<'a> {
     /// Bytes of a tensor, with its scales.
     pub(super) fn bytes(&self, id: TensorId) -> u64 {
         let tensor = self.checkpoint.tensor(id);
-        let stored_bytes = tensor.extent.len_bytes();
+        let stored_bytes = tensor.len_bytes();
         if let Some(form) = self.rule.as_ref().and_then(|rule| rule.of(id)) {
             return form.value_bytes(stored_bytes).saturating_add(form.scale_bytes(stored_bytes));
         }
@@ -129,7 +129,7 @@ impl<'a> Weighing<'a> {
 
     /// Bytes of a tensor that a load would not quantise to this precision.
     fn derived(&self, tensor: &TensorEntry<'_>, precision: Precision) -> u64 {
-        let Some(bits) = float_bits(tensor.dtype) else { return tensor.extent.len_bytes() };
+        let Some(bits) = float_bits(tensor.dtype) else { return tensor.len_bytes() };
         let is_member = || matches!(self.layers.layer_of(tensor.id).kind, LayerKind::Member { .. });
         let is_narrow_weight = |rule: &&QuantiseRule<'_>| bits <= 8 && rule.is_weight(tensor);
         match (precision, self.rule.as_ref().filter(is_narrow_weight)) {
@@ -137,7 +137,7 @@ impl<'a> Weighing<'a> {
                 elements(tensor).saturating_mul(2)
             }
             // It is fp8 already, and its scales are separate tensors.
-            (Precision::Fp8, Some(_)) => tensor.extent.len_bytes(),
+            (Precision::Fp8, Some(_)) => tensor.len_bytes(),
             (_, Some(rule)) => {
                 let row_elements = tensor.shape.last().copied().unwrap_or(1);
                 let rows = elements(tensor).checked_div(row_elements).unwrap_or(0);

@@ -6,6 +6,7 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use onelayer::OpenOptions;
 use onelayer::Target;
 use onelayer::plan::{FloatType, HOST_BUDGET_FLOOR_BYTES};
 use onelayer::units::HumanBytes;
@@ -102,8 +103,29 @@ pub(crate) struct LoadConfig {
     pub(crate) verify: bool,
     /// File with layer rules.
     pub(crate) layers: Option<RawPath>,
+    /// How files are opened.
+    pub(crate) opening: Opening,
+}
+
+/// How the files of a checkpoint are opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Opening {
+    /// The dictionary of a PyTorch file that is read; empty for the whole file.
+    pub(crate) prefix: Option<String>,
     /// Unknown dtypes pass as bytes.
     pub(crate) opaque_dtypes: bool,
+}
+
+impl Opening {
+    /// The library's options.
+    pub(crate) fn options(&self) -> OpenOptions {
+        let options = OpenOptions::new().allow_opaque_dtypes(self.opaque_dtypes);
+        match self.prefix.as_deref() {
+            None => options,
+            Some("") => options.whole_file(),
+            Some(prefix) => options.select(prefix),
+        }
+    }
 }
 
 impl LoadConfig {
@@ -151,7 +173,7 @@ impl LoadConfig {
             hash: false,
             verify: false,
             layers: args.layers.clone().map(RawPath),
-            opaque_dtypes: args.opaque_dtypes,
+            opening: Opening { prefix: args.prefix.clone(), opaque_dtypes: args.opaque_dtypes },
         };
         (config, problems)
     }

@@ -29,6 +29,15 @@ pub(crate) enum What {
     Command(Vec<OsString>),
 }
 
+/// The commands that are asked for.
+#[derive(Clone, Copy)]
+pub(crate) struct Commands<'a> {
+    /// As given to `--cmd`.
+    pub(crate) templates: &'a [String],
+    /// Their names, in the same order; those that have none are numbered.
+    pub(crate) names: &'a [String],
+}
+
 /// The rows that are asked for: strategies, then commands, each in the order of the command line.
 ///
 /// With `{strategy}` in a template the names of `-s` are free text for it; else they are names of
@@ -39,14 +48,20 @@ pub(crate) enum What {
 pub(crate) fn entries(
     names: &[String],
     usual: &[Strategy],
-    templates: &[String],
+    commands: Commands<'_>,
     source: &Path,
 ) -> Result<Vec<Entry>, Vec<Problem>> {
     let mut problems = Vec::new();
-    let templates: Vec<CommandTemplate> = templates
-        .iter()
+    if commands.names.len() > commands.templates.len() {
+        problems.push(Problem::new(Code::Usage, "there are more --name than --cmd"));
+    }
+    let templates: Vec<CommandTemplate> = (commands.templates.iter())
         .filter_map(|text| CommandTemplate::parse(text).map_err(|problem| problems.push(problem)).ok())
         .collect();
+    let needs_source = templates.iter().any(CommandTemplate::names_source);
+    if needs_source && source.as_os_str().is_empty() {
+        problems.push(no_source("--cmd has {source}"));
+    }
     let takes_names = templates.iter().filter(|template| template.names_strategy()).count();
     if takes_names > 0 && names.is_empty() {
         problems.push(
@@ -72,7 +87,11 @@ pub(crate) fn entries(
     }
     let count = templates.len();
     for (index, template) in templates.iter().enumerate() {
-        let own_name = if count == 1 { "cmd".to_owned() } else { format!("cmd{}", index + 1) };
+        let own_name = match commands.names.get(index) {
+            Some(name) => name.clone(),
+            None if count == 1 => "cmd".to_owned(),
+            None => format!("cmd{}", index + 1),
+        };
         if !template.names_strategy() {
             entries.push(Entry { name: own_name, what: What::Command(template.words(source, None)) });
             continue;
@@ -85,6 +104,12 @@ pub(crate) fn entries(
     }
     make_unique(&mut entries);
     if problems.is_empty() { Ok(entries) } else { Err(problems) }
+}
+
+/// A SOURCE is needed, and none is given.
+pub(crate) fn no_source(why: &str) -> Problem {
+    let message = format!("{why}, and no SOURCE is given");
+    Problem::new(Code::Usage, message).help("name a checkpoint before the flags")
 }
 
 /// The second of a name is called `name #2`: the same thing twice shows how much the machine
@@ -110,7 +135,12 @@ mod tests {
     fn rows(names: &[&str], templates: &[&str]) -> Result<Vec<(String, Vec<String>)>, Vec<Problem>> {
         let own = |list: &[&str]| list.iter().map(|text| (*text).to_owned()).collect::<Vec<String>>();
         let usual = [Strategy::Stream, Strategy::Simple(SimpleStrategy::Mmap)];
-        let entries = entries(&own(names), &usual, &own(templates), Path::new("a b/model"))?;
+        let entries = entries(
+            &own(names),
+            &usual,
+            Commands { templates: &own(templates), names: &[] },
+            Path::new("a b/model"),
+        )?;
         Ok(entries
             .into_iter()
             .map(|entry| match entry.what {

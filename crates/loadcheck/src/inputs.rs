@@ -2,14 +2,15 @@
 //! maps.
 
 use onelayer_system::units::to_u64;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
-use onelayer::checkpoint::{Checkpoint, OpenOptions};
+use onelayer::checkpoint::Checkpoint;
 use onelayer::layers::{LayerMap, Layers};
 use onelayer_fit::{DeviceMap, ModelConfig, Tier};
 use onelayer_system::small_file::{self, SmallFileError};
 
+use crate::config::Opening;
 use crate::library_errors;
 use crate::machine::memory_limit_bytes;
 use crate::problem::{Code, Problem};
@@ -27,11 +28,8 @@ const DEVICE_MAP_BYTES_MAX: u64 = 256 << 20;
 ///
 /// # Errors
 /// Everything that is wrong with it.
-pub(crate) fn open_checkpoint(path: &Path, opaque_dtypes: bool) -> Result<Checkpoint, Vec<Problem>> {
-    OpenOptions::new()
-        .allow_opaque_dtypes(opaque_dtypes)
-        .open(path)
-        .map_err(|error| library_errors::checkpoint(&error))
+pub(crate) fn open_checkpoint(path: &Path, opening: &Opening) -> Result<Checkpoint, Vec<Problem>> {
+    opening.options().open(path).map_err(|error| library_errors::checkpoint(&error))
 }
 
 /// Reads the override of the grouping, if there is one.
@@ -60,14 +58,14 @@ pub(crate) fn context_of(checkpoint: &Checkpoint, layers: &Layers) -> SizeContex
     SizeContext {
         limit_bytes: memory_limit_bytes(),
         layer_bytes: layer_sizes(checkpoint, layers).map(|(_, bytes)| bytes).max(),
-        tensor_bytes: checkpoint.tensors().map(|tensor| tensor.extent.len_bytes()).max(),
+        tensor_bytes: checkpoint.tensors().map(|tensor| tensor.len_bytes()).max(),
         device_bytes: None,
     }
 }
 
 fn layer_sizes<'a>(checkpoint: &'a Checkpoint, layers: &'a Layers) -> impl Iterator<Item = (&'a str, u64)> {
     layers.as_slice().iter().map(|layer| {
-        let bytes = layer.tensors.iter().map(|tensor| checkpoint.tensor(*tensor).extent.len_bytes()).sum();
+        let bytes = layer.tensors.iter().map(|tensor| checkpoint.tensor(*tensor).len_bytes()).sum();
         (layer.id.as_str(), bytes)
     })
 }
@@ -82,15 +80,17 @@ pub(crate) fn describe(checkpoint: &Checkpoint, layers: &Layers) -> Source {
             bytes: 0,
         });
         share.tensors += 1;
-        share.bytes = share.bytes.saturating_add(tensor.extent.len_bytes());
+        share.bytes = share.bytes.saturating_add(tensor.len_bytes());
     }
+    let formats: BTreeSet<&str> = checkpoint.shards().iter().map(|shard| shard.format.name()).collect();
     let mut dtypes: Vec<DtypeShare> = shares.into_values().collect();
     dtypes.sort_by(|left, right| right.bytes.cmp(&left.bytes).then_with(|| left.dtype.cmp(&right.dtype)));
     let largest = |(name, bytes): (&str, u64)| Largest { name: name.to_owned(), bytes };
-    let tensors = checkpoint.tensors().map(|tensor| (tensor.name, tensor.extent.len_bytes()));
+    let tensors = checkpoint.tensors().map(|tensor| (tensor.name, tensor.len_bytes()));
     Source {
         bytes: Some(checkpoint.tensor_bytes()),
         files: Some(to_u64(checkpoint.shards().len())),
+        formats: formats.into_iter().map(str::to_owned).collect(),
         tensors: Some(to_u64(checkpoint.tensor_count())),
         layers: Some(to_u64(layers.as_slice().len())),
         dtypes,

@@ -8,6 +8,7 @@ use onelayer::load::LoadError;
 use onelayer::plan::PlanError;
 use onelayer::source::SourceError;
 
+use crate::kinds;
 use crate::problem::{Code, Problem};
 
 /// A library's message often begins with the file: that part becomes the problem's place.
@@ -40,9 +41,25 @@ fn one_of_checkpoint(error: &CheckpointError) -> Problem {
     // The path is what stands before the first `: ` of every message that has one.
     let message = error.to_string();
     let problem = placed(code, &message, error.path());
-    match help_of(error) {
+    let problem = match help_of(error) {
         Some(help) => problem.help(help),
         None => problem,
+    };
+    // The beginning of a file of another kind is an absurd length.
+    let is_unknown = matches!(
+        error,
+        CheckpointError::HeaderExceedsFile { .. }
+            | CheckpointError::OverLimit { .. }
+            | CheckpointError::Syntax { .. }
+            | CheckpointError::UnknownFormat { .. }
+    );
+    match (error, error.path()) {
+        (CheckpointError::MissingShards { .. } | CheckpointError::DanglingLink { .. }, Some(path)) => {
+            kinds::explain_missing(problem, path)
+        }
+        (CheckpointError::NoWeights { .. }, Some(path)) => kinds::explain_folder(problem, path),
+        (_, Some(path)) if error.is_invalid() => kinds::explain_file(problem, path, is_unknown),
+        _ => problem,
     }
 }
 
@@ -56,7 +73,7 @@ fn help_of(error: &CheckpointError) -> Option<&'static str> {
             Some("the download or copy stopped early: run `hf cache verify org/name`, or copy the file again")
         }
         E::UnknownDType { .. } => Some("--opaque-dtypes lets it pass as bytes"),
-        E::NoWeights { .. } => Some("name a .safetensors file, its directory or its index"),
+        E::NoWeights { .. } => Some("name a file of weights, its directory or its index"),
         E::NotCached { .. } => Some("loadcheck fetches nothing: `hf download` it first, or name a directory"),
         E::FileChanged { .. } => Some("try again when nothing writes to it"),
         _ => None,

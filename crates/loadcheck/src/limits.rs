@@ -164,9 +164,9 @@ mod tests {
     #[test]
     fn memory_is_judged_by_the_maximum() {
         let runs = [run(Some(10), 1.0), run(Some(30), 1.0)];
-        assert_eq!(verdicts("30", &runs), (vec![(true, false)], 0));
-        assert_eq!(verdicts("29", &runs), (vec![(false, true)], 0));
-        assert_eq!(verdicts("9", &runs), (vec![(false, false)], 0));
+        assert_eq!(verdicts("30B", &runs), (vec![(true, false)], 0));
+        assert_eq!(verdicts("29B", &runs), (vec![(false, true)], 0));
+        assert_eq!(verdicts("9B", &runs), (vec![(false, false)], 0));
     }
 
     #[test]

@@ -93,7 +93,7 @@ impl Listing {
         let mut largest: Vec<TensorEntry<'_>> = Vec::with_capacity(count + 1);
         for tensor in self.0.iter().flat_map(|contents| contents.checkpoint.tensors()) {
             let order = |other: &TensorEntry<'_>| {
-                let (bytes, other_bytes) = (tensor.extent.len_bytes(), other.extent.len_bytes());
+                let (bytes, other_bytes) = (tensor.len_bytes(), other.len_bytes());
                 other_bytes > bytes || (other_bytes == bytes && other.name < tensor.name)
             };
             let place = largest.partition_point(order);
@@ -112,7 +112,7 @@ impl Listing {
 
 impl Contents {
     fn describe<'a>(&'a self, layer: &'a layers::Layer) -> Layer<'a> {
-        let bytes_of = |tensor: &TensorId| self.checkpoint.tensor(*tensor).extent.len_bytes();
+        let bytes_of = |tensor: &TensorId| self.checkpoint.tensor(*tensor).len_bytes();
         let stack = match layer.kind {
             LayerKind::Member { stack } => self.layers.stacks().get(stack).map(|stack| &**stack),
             _ => None,
@@ -157,7 +157,7 @@ fn describe<'a>(
         name: tensor.name,
         dtype: tensor.dtype_name,
         shape: tensor.shape,
-        bytes: tensor.extent.len_bytes(),
+        bytes: tensor.len_bytes(),
         shard: checkpoint.shard(tensor.shard).path.to_string_lossy(),
         offset: tensor.extent.start(),
         sub_unit,

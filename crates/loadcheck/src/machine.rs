@@ -7,7 +7,7 @@ use std::fs;
 use onelayer::units::HumanBytes;
 use onelayer_probe::{CgroupVersion, Procfs};
 
-use crate::report::{Cgroup, Host, Pressure, Report};
+use crate::report::{Cgroup, Host, LimitOf, Pressure, Report};
 
 /// The machine, as a report has it.
 pub(crate) fn host() -> Host {
@@ -39,14 +39,17 @@ pub(crate) fn memory_limit_bytes() -> Option<u64> {
 /// The memory that a process can still take before the machine or its cgroup runs out. Page cache
 /// that can be dropped counts as free. `None` where neither is known.
 pub(crate) fn memory_available_bytes() -> Option<u64> {
+    available().map(|(bytes, _)| bytes)
+}
+
+/// The same, and who bounds it.
+pub(crate) fn available() -> Option<(u64, LimitOf)> {
     let procfs = Procfs::default();
     let machine_bytes = onelayer_probe::Host::read(&procfs).ram_available_bytes.value();
     let group_bytes =
         procfs.myself().memory_group().ok().and_then(|group| group.headroom_bytes().value().flatten());
-    match (machine_bytes, group_bytes) {
-        (Some(machine_bytes), Some(group_bytes)) => Some(machine_bytes.min(group_bytes)),
-        (machine_bytes, group_bytes) => machine_bytes.or(group_bytes),
-    }
+    let in_group = group_bytes.filter(|group_bytes| machine_bytes.is_none_or(|bytes| *group_bytes < bytes));
+    in_group.map(|bytes| (bytes, LimitOf::Cgroup)).or(machine_bytes.map(|bytes| (bytes, LimitOf::Machine)))
 }
 
 /// `NEEDED, and AVAILABLE of memory are available`, if that is too little.

@@ -10,9 +10,9 @@
 //! exit, problem, numbers, sizes                       values
 //! args, words                                         the command line
 //! listing, report                                     what is told, as JSON has it
-//! config, limits, library_errors, machine, inputs,    from the command line to the library's calls
+//! config, limits, kinds, library_errors, machine, inputs,    from the command line to the library's calls
 //!   planned, source
-//! descendants, signals, exec, heap, measuring              processes, and the memory of this one
+//! descendants, signals, exec, heap, measuring, room        processes, and the memory of this one
 //! strategies, leak, worker                            loads, measured in a process of their own
 //! output, progress, shell, entries                    from a report to people and programs
 //! compare, doctor, convert, fit                       the parts of single commands
@@ -22,6 +22,7 @@
 //! Only `args` and `words` know clap, only `output` and `progress` the terminal. Reports, problems
 //! and exit codes are values.
 
+mod answers;
 mod args;
 mod commands;
 mod compare;
@@ -35,6 +36,7 @@ mod exit;
 mod fit;
 mod heap;
 mod inputs;
+mod kinds;
 mod leak;
 mod library_errors;
 mod limits;
@@ -47,6 +49,7 @@ mod planned;
 mod problem;
 mod progress;
 mod report;
+mod room;
 mod shell;
 mod signals;
 mod sizes;
@@ -61,7 +64,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _};
 
-use args::{Cli, Command, OutputArgs};
+use args::{Cli, Command, Given, OutputArgs};
 use commands::Outcome;
 use exit::Exit;
 use output::terminal::{Paint, Terminal};
@@ -81,20 +84,27 @@ fn main() -> ExitCode {
             }
         };
     }
-    let words = words::with_command(given);
+    let words = words::with_command(given.clone());
     let matches = Cli::command().color(words::help_colour(&words)).try_get_matches_from(&words);
-    match matches.and_then(|mut matches| Cli::from_arg_matches_mut(&mut matches)) {
-        Ok(cli) => carry_out(&cli).into(),
-        Err(error) => answer(&error, &words).into(),
+    let parsed = matches.and_then(|mut matches| {
+        let given = Given::of(&matches);
+        Ok((Cli::from_arg_matches_mut(&mut matches)?, given))
+    });
+    match parsed {
+        Ok((cli, given)) => carry_out(&cli, &given).into(),
+        Err(error) => {
+            let ran_by_default = words.len() > given.len();
+            answer(&words::advise(error, &words, ran_by_default), &words).into()
+        }
     }
 }
 
 /// Does what was asked for.
-fn carry_out(cli: &Cli) -> Exit {
+fn carry_out(cli: &Cli, given: &Given) -> Exit {
     let terminal = &Terminal::detect(&cli.terminal);
     let conclude = |args: &OutputArgs, further, command: &dyn Fn(&Output) -> Outcome| {
         let output = Output::new(args, further, terminal);
-        commands::conclude(command(&output), &output, terminal)
+        commands::conclude(command(&output), &output, terminal, given)
     };
     let plain = Further::default();
     let copied = |export| Further { export: Some(export), ..plain };
@@ -116,6 +126,7 @@ fn carry_out(cli: &Cli) -> Exit {
             conclude(&args.output, copied(&args.export), &|to| commands::leak::run(args, to, terminal))
         }
         Command::Plan(args) => conclude(&args.output, plain, &|to| commands::describe::plan(args, to)),
+        Command::Fits(args) => conclude(&args.output, plain, &|to| commands::describe::fits(args, to)),
         Command::Inspect(args) => conclude(&args.output, plain, &|to| commands::describe::inspect(args, to)),
         Command::Doctor(args) => conclude(&args.output, plain, &|to| commands::doctor::run(args, to)),
         Command::Synth(args) => conclude(&args.output, plain, &|to| commands::synth::run(args, to, terminal)),

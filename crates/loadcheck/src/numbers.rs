@@ -28,6 +28,23 @@ pub(crate) fn limit_bytes(limit: u64) -> String {
     }
 }
 
+/// A size as it was stated: `8 GB` stays what it is, where binary units would round it.
+pub(crate) fn stated(value: u64) -> String {
+    const DECIMAL: [(u64, &str); 3] = [(1_000_000_000, "GB"), (1_000_000, "MB"), (1000, "kB")];
+    let is_binary = value.is_multiple_of(MIB) || value < MIB && value.is_multiple_of(1024);
+    let unit = DECIMAL.into_iter().find(|(unit, _)| value >= *unit && value.is_multiple_of(unit / 10));
+    match unit.filter(|_| !is_binary) {
+        Some((unit, name)) if value.is_multiple_of(unit) => format!("{} {name}", value / unit),
+        Some((unit, name)) => format!("{}.{} {name}", value / unit, value % unit / (unit / 10)),
+        None => bytes(value),
+    }
+}
+
+/// `1.4x`, `250x`.
+pub(crate) fn ratio(value: f64) -> String {
+    if value >= 100.0 { format!("{value:.0}x") } else { format!("{value:.1}x") }
+}
+
 /// `value` less `start`: `-2 MiB` if it is below. Empty if there is no start.
 pub(crate) fn growth(value: Option<u64>, start: Option<u64>) -> String {
     match (value, start) {
@@ -164,6 +181,22 @@ mod tests {
             ("217 054 208".into(), "12".into(), "0".into())
         );
         assert_eq!((count(1, "file"), count(4, "file")), ("1 file".into(), "4 files".into()));
+    }
+
+    #[test]
+    fn stated_sizes_stay_as_they_are() {
+        for (value, expected) in [
+            (8_000_000_000, "8 GB"),
+            (1_500_000_000, "1.5 GB"),
+            (8 * GIB, "8 GiB"),
+            (512 * MIB, "512 MiB"),
+            (250_000_000, "250 MB"),
+            (1024, "1 KiB"),
+            (0, "0 B"),
+            (1_234_567, "1.2 MiB"),
+        ] {
+            assert_eq!(stated(value), expected);
+        }
     }
 
     #[test]

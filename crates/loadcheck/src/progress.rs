@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 
-use crate::numbers::{bytes, count, grouped, rate, seconds};
+use crate::numbers::{bytes, count, grouped, rate, seconds, to_f64};
 use crate::output::escape::escape_and_cut;
-use crate::output::terminal::ProgressMode;
+use crate::output::terminal::{ProgressMode, is_ascii_locale};
 use crate::output::to_stderr;
 
 /// Characters of a layer's name on a line, at most.
@@ -48,6 +48,8 @@ pub(crate) struct Progress {
     arrived: Option<(u64, Instant)>,
     /// This standstill was told of.
     is_told: bool,
+    /// Bytes that were there at the first update.
+    first_bytes: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -72,7 +74,7 @@ impl Progress {
             ProgressMode::Json => Shown::Lines { json: true, tenth: 0, last: start },
             ProgressMode::Never => Shown::Nothing,
         };
-        Self { shown, label: label.to_owned(), start, arrived: None, is_told: false }
+        Self { shown, label: label.to_owned(), start, arrived: None, is_told: false, first_bytes: None }
     }
 
     /// Shows that `done_bytes` of `total_bytes` have arrived and what is being loaded.
@@ -109,6 +111,11 @@ impl Progress {
             // Files are written in between, and what is loaded is compared.
             _ => None,
         };
+        // Files of an earlier run were not read by this one.
+        let first_bytes = match what {
+            What::Files(_) => *self.first_bytes.get_or_insert(done_bytes),
+            What::Layer(_) => 0,
+        };
         let is_news = standstill.is_some() && !std::mem::replace(&mut self.is_told, true);
         match &mut self.shown {
             Shown::Nothing => {}
@@ -116,9 +123,14 @@ impl Progress {
                 let bar = bar.get_or_insert_with(|| new_bar(&self.label, total_bytes));
                 bar.set_length(total_bytes);
                 bar.set_position(done_bytes);
+                let speed = speed(
+                    done_bytes - first_bytes.min(done_bytes),
+                    total_bytes - done_bytes.min(total_bytes),
+                    self.start.elapsed(),
+                );
                 bar.set_message(match standstill {
                     Some(standstill) => format!("{}, {}", standing_still(standstill), what.text()),
-                    None => what.text().into_owned(),
+                    None => format!("{speed}{}", what.text()),
                 });
             }
             Shown::Lines { json, tenth, last } => {
@@ -171,12 +183,20 @@ impl Drop for Progress {
 }
 
 fn new_bar(label: &str, total_bytes: u64) -> ProgressBar {
-    let template = "{prefix}{bar:25} {binary_bytes:>9} of {binary_total_bytes}  {binary_bytes_per_sec}  eta {eta}  {wide_msg}";
+    let template = "{prefix}{bar:25} {binary_bytes:>9} of {binary_total_bytes}  {wide_msg}";
     let style = ProgressStyle::with_template(template).expect("the template is a constant that tests build");
     let bar = ProgressBar::with_draw_target(Some(total_bytes), ProgressDrawTarget::stderr_with_hz(10));
-    bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏ "));
+    bar.set_style(style.progress_chars(if is_ascii_locale() { "=> " } else { "█▉▊▋▌▍▎▏ " }));
     bar.set_prefix(if label.is_empty() { String::new() } else { format!("{label}  ") });
     bar
+}
+
+/// `1.2 GiB/s  eta 3 s  `: the mean since the start, which no burst can move far.
+fn speed(done_bytes: u64, left_bytes: u64, elapsed: Duration) -> String {
+    let elapsed = elapsed.as_secs_f64();
+    let Some(rate) = rate(done_bytes, elapsed).filter(|_| done_bytes > 0) else { return String::new() };
+    let left = elapsed * to_f64(left_bytes) / to_f64(done_bytes);
+    format!("{rate}  eta {}  ", seconds(left))
 }
 
 fn plain_line(label: &str, done_bytes: u64, total_bytes: u64, what: What<'_>, times: Times) -> String {
@@ -216,6 +236,13 @@ fn json_line(label: &str, done_bytes: u64, total_bytes: u64, what: What<'_>, tim
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_rate_of_a_bar_is_the_mean() {
+        let second = Duration::from_secs(1);
+        assert_eq!(speed(1 << 30, 2 << 30, second), "1.00 GiB/s  eta 2 s  ");
+        assert_eq!((speed(0, 9, second), speed(9, 0, Duration::ZERO)), (String::new(), String::new()));
+    }
 
     fn after(seconds: u64) -> Times {
         Times { elapsed: Duration::from_secs(seconds), standstill: None }

@@ -40,6 +40,11 @@ impl CommandTemplate {
         self.words.iter().any(|word| word.contains(STRATEGY))
     }
 
+    /// True if `{source}` stands in it.
+    pub(crate) fn names_source(&self) -> bool {
+        self.words.iter().any(|word| word.contains(SOURCE))
+    }
+
     /// The words of the command, everything filled in. Without a strategy, `{strategy}` stays as it
     /// is.
     pub(crate) fn words(&self, source: &Path, strategy: Option<&str>) -> Vec<OsString> {

@@ -1,6 +1,6 @@
 //! Sizes and durations as people write them, turned into whole numbers without a float on the way.
 //!
-//! `512Mi`, `10GiB` and `1024` are bytes; `G` is 10⁹, as in Kubernetes. `80%`, `2x-layer` and
+//! `512Mi`, `10GiB` and `1024B` are bytes; `G` is 10⁹, as in Kubernetes. `80%`, `2x-layer` and
 //! `1.1x-largest-tensor` relate to something that only the run knows: [`Size::resolve`] takes it
 //! then. Fractions of a byte are dropped: a size is never more than what was written.
 
@@ -15,12 +15,11 @@ use crate::problem::{Code, Problem};
 
 /// The accepted forms, for error messages.
 pub(crate) const ACCEPTED_SIZES: &str =
-    "512Mi, 10GiB, 10G (10^9), 1024 (bytes), 80%, 2x-layer or 1.1x-largest-tensor";
+    "512Mi, 10GiB, 10G (10^9), 1024B, 80%, 2x-layer or 1.1x-largest-tensor";
 
 /// Suffixes and their bytes. `m` is left out on purpose: it is a mebibyte to Docker and a
 /// thousandth to Kubernetes.
-const UNITS: [(&str, u64); 26] = [
-    ("", 1),
+const UNITS: [(&str, u64); 25] = [
     ("B", 1),
     ("k", 1_000),
     ("K", 1_000),
@@ -159,6 +158,12 @@ pub(crate) enum SizeError {
         /// The suffix.
         suffix: String,
     },
+    /// A number alone: of bytes, or of gigabytes?
+    #[error("{number} of what? write {number}GB, {number}MiB or {number}B (bytes)")]
+    NoUnit {
+        /// The number.
+        number: String,
+    },
     /// More than 2^64 bytes.
     #[error("more than 16 EiB")]
     TooLarge,
@@ -212,6 +217,8 @@ impl FromStr for Size {
         match suffix.trim_start() {
             "%" if number.is_zero() || number.exceeds(100) => Err(SizeError::NotAShare),
             "%" => Ok(Self::PercentOfLimit(number)),
+            "" if number.is_zero() => Ok(Self::Bytes(0)),
+            "" => Err(SizeError::NoUnit { number: number.to_string() }),
             "x-layer" => Ok(Self::Layers(number)),
             "x-largest-tensor" => Ok(Self::LargestTensors(number)),
             suffix => match UNITS.iter().find(|(name, _)| *name == suffix) {
@@ -261,7 +268,7 @@ mod tests {
     #[test]
     fn units_are_what_kubernetes_means() {
         for (text, expected) in [
-            ("1024", 1024),
+            ("1024B", 1024),
             ("0", 0),
             ("7B", 7),
             ("512Mi", 512 << 20),
@@ -273,9 +280,9 @@ mod tests {
             ("1k", 1000),
             ("1.5GiB", 3 << 29),
             ("0.1KiB", 102),
-            ("18446744073709551615", u64::MAX),
+            ("18446744073709551615B", u64::MAX),
             // a float would make 1152921504606846976 of it
-            ("1152921504606846977", 1_152_921_504_606_846_977),
+            ("1152921504606846977B", 1_152_921_504_606_846_977),
         ] {
             assert_eq!(bytes(text), Ok(expected), "{text}");
         }
@@ -290,6 +297,9 @@ mod tests {
         }
         for text in ["512m", "512b"] {
             assert!(matches!(bytes(text), Err(SizeError::Ambiguous { .. })), "{text}");
+        }
+        for text in ["8", "1024", "1.5"] {
+            assert_eq!(bytes(text), Err(SizeError::NoUnit { number: text.to_owned() }));
         }
         for text in ["18446744073709551616B", "16384Pi"] {
             assert!(bytes(text).is_err(), "{text}");

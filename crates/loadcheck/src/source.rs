@@ -38,6 +38,14 @@ impl Resolved {
     }
 }
 
+/// Finds what `given` means. `None` where it may be left out, and is.
+///
+/// # Errors
+/// As those of [`resolve`].
+pub(crate) fn resolve_if_given(given: &OsStr) -> Result<Option<Resolved>, Vec<Problem>> {
+    if given.is_empty() { Ok(None) } else { resolve(given).map(Some) }
+}
+
 /// Finds what `given` means.
 ///
 /// # Errors
@@ -55,21 +63,54 @@ pub(crate) fn resolve(given: &OsStr) -> Result<Resolved, Vec<Problem>> {
             ]);
         }
     }
-    let repository = given.to_str().map(|given| given.strip_prefix("hf://").unwrap_or(given));
-    if let Some((scheme, _)) = text.split_once("://").filter(|(scheme, _)| *scheme != "hf") {
-        return Err(vec![
-            Problem::new(Code::SourceMissing, format!("{scheme}:// addresses are not read by this version"))
-                .at(text.clone())
-                .help("copy the checkpoint to a local directory first"),
-        ]);
+    if let Some((scheme, rest)) = text.split_once("://").filter(|(scheme, _)| *scheme != "hf") {
+        let problem =
+            Problem::new(Code::SourceMissing, format!("{scheme}:// addresses are not read by this version"));
+        let help = match repository_of(rest) {
+            Some(repository) => format!(
+                "type `{repository}`: it is looked up in the local cache; `hf download {repository}` puts it there"
+            ),
+            None => "copy the checkpoint to a local directory first".to_owned(),
+        };
+        return Err(vec![problem.at(text.clone()).help(help)]);
     }
-    match repository.filter(|repository| looks_like_repository(repository)) {
-        Some(repository) => in_cache(&text, repository),
-        None => Err(vec![Problem::new(Code::SourceMissing, "no such file or directory").at(text)]),
+    let name = given.to_str().map(|given| given.strip_prefix("hf://").unwrap_or(given));
+    let is_hub = text.starts_with("hf://");
+    let problem = Problem::new(Code::SourceMissing, "no such file or directory").at(text.clone());
+    match name.filter(|name| looks_like_repository(name)) {
+        Some(name) if is_hub || name.contains('/') => in_cache(&text, name),
+        // A name of one word is more often a slip than a repository: only what is there is one.
+        Some(name) => in_cache(&text, name).map_err(|problems| {
+            let is_there = problems.iter().all(|problem| problem.code != Code::NotInCache);
+            let help = "neither a path here nor a model in the local Hugging Face cache";
+            if is_there { problems } else { vec![problem.help(help)] }
+        }),
+        None => Err(vec![match repository_of(&text) {
+            Some(repository) => problem.help(format!("type `{repository}`")),
+            None => problem,
+        }]),
     }
 }
 
-/// `org/name` or `org/name@revision`: exactly one slash, no path of any other kind.
+/// `org/name` of an address such as `huggingface.co/org/name/tree/main`.
+fn repository_of(address: &str) -> Option<String> {
+    let rest = address.strip_prefix("www.").unwrap_or(address);
+    let rest = rest.strip_prefix("huggingface.co/").or_else(|| rest.strip_prefix("hf.co/"))?;
+    let parts: Vec<&str> = rest.split('/').filter(|part| !part.is_empty()).collect();
+    let (name, revision) = match parts.as_slice() {
+        [org, name] => (format!("{org}/{name}"), None),
+        [org, name, "tree" | "blob" | "resolve", revision, ..] => (format!("{org}/{name}"), Some(*revision)),
+        [name] => ((*name).to_owned(), None),
+        _ => return None,
+    };
+    let revision = revision.filter(|revision| *revision != "main");
+    Some(revision.map_or(name.clone(), |revision| format!("{name}@{revision}")))
+}
+
+/// Names that end so are files, not repositories.
+const FILE_SUFFIXES: [&str; 7] = [".safetensors", ".json", ".bin", ".pt", ".pth", ".ckpt", ".gguf"];
+
+/// `name`, `org/name` or `org/name@revision`: at most one slash, no path of any other kind.
 fn looks_like_repository(text: &str) -> bool {
     let name = text.split_once('@').map_or(text, |(name, _)| name);
     let parts: Vec<&str> = name.split('/').collect();
@@ -78,10 +119,9 @@ fn looks_like_repository(text: &str) -> bool {
             && !part.starts_with('.')
             && part.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
     };
-    parts.len() == 2
+    parts.len() <= 2
         && parts.iter().all(is_part)
-        && !name.ends_with(".safetensors")
-        && !name.ends_with(".json")
+        && !FILE_SUFFIXES.iter().any(|suffix| name.ends_with(suffix))
 }
 
 fn in_cache(given: &str, repository: &str) -> Result<Resolved, Vec<Problem>> {
@@ -115,14 +155,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn repositories_have_one_slash() {
-        for text in ["org/name", "org/name@main", "meta-llama/Llama-3.1-8B@refs/pr/1", "a_b/c.d"] {
+    fn repositories_have_at_most_one_slash() {
+        for text in ["gpt2", "org/name", "org/name@main", "meta-llama/Llama-3.1-8B@refs/pr/1", "a_b/c.d"] {
             assert!(looks_like_repository(text), "{text}");
         }
         for text in
-            ["name", "./name", "../name", "/a/b", "a/b/c", "a//b", "a/", "a/m.safetensors", "a b/c", "a/.."]
+            ["", "./name", "../name", "/a/b", "a/b/c", "a//b", "a/", "a/m.safetensors", "a b/c", "a/.."]
         {
             assert!(!looks_like_repository(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn addresses_of_the_hub_have_a_repository() {
+        for (address, expected) in [
+            ("huggingface.co/org/name", Some("org/name")),
+            ("huggingface.co/org/name/", Some("org/name")),
+            ("huggingface.co/gpt2", Some("gpt2")),
+            ("www.huggingface.co/org/name/tree/main", Some("org/name")),
+            ("hf.co/org/name/blob/v1/model.safetensors", Some("org/name@v1")),
+            ("example.org/org/name", None),
+            ("huggingface.co/", None),
+        ] {
+            assert_eq!(repository_of(address).as_deref(), expected, "{address}");
         }
     }
 }

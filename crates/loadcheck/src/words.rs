@@ -1,10 +1,13 @@
 //! The words of the command line before they are parsed: the word `run` put in where it was left
 //! out, and what must be known even if parsing fails.
 
+mod advice;
+
 use std::ffi::OsString;
 
 use clap::CommandFactory as _;
 
+pub(crate) use self::advice::advise;
 use crate::args::Cli;
 
 /// True if the words ask for JSON, even if they cannot be parsed as a whole.

@@ -146,12 +146,14 @@ impl Alignment {
 ///
 /// # Panics
 /// If the number does not fit. Lengths of memory in this process always fit.
+#[inline]
 #[must_use]
 pub fn to_usize(bytes: u64) -> usize {
     usize::try_from(bytes).expect("a length of memory in this process fits in usize")
 }
 
 /// `len` as a `u64`.
+#[inline]
 #[must_use]
 pub fn to_u64(len: usize) -> u64 {
     u64::try_from(len).expect("usize is at most 64 bits wide on every supported target")

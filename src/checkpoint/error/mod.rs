@@ -8,7 +8,7 @@ use std::io;
 use std::path::PathBuf;
 
 pub use self::text::JsonSection;
-use self::text::{Listed, Others, PartOf, Quoted, TensorPrefix};
+use self::text::{Listed, OfTensor, Others, PartOf, Quoted};
 pub(super) use self::text::{kept, shape_text};
 use super::{FileFormat, FileIdentity, FileKind};
 use crate::units::HumanBytes;
@@ -86,7 +86,7 @@ pub enum CheckpointError {
 
     /// The file is of no format that is read: safetensors, PyTorch, GGUF.
     #[error("{}: expected a safetensors, PyTorch or GGUF file, found {found}", path.display())]
-    NotSafetensors {
+    UnknownFormat {
         /// The file.
         path: PathBuf,
         /// A guess from its first bytes, or its length if it is too short.
@@ -107,7 +107,7 @@ pub enum CheckpointError {
     },
 
     /// A tensor that the format allows and that cannot be streamed.
-    #[error("{}: {}found {found}; {advice}", path.display(), TensorPrefix(tensor))]
+    #[error("{}: {}found {found}; {advice}", path.display(), OfTensor(tensor))]
     NotStreamable {
         /// The file.
         path: PathBuf,
@@ -117,6 +117,31 @@ pub enum CheckpointError {
         found: String,
         /// What to do instead.
         advice: &'static str,
+    },
+
+    /// A tensor does not lie inside the storage that it is a view of.
+    #[error("{}: tensor {}: expected its {needed_bytes} bytes inside its storage, found a storage of \
+        {storage_bytes}", path.display(), Quoted(tensor))]
+    OutsideStorage {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// From the start of the storage to the end of the tensor.
+        needed_bytes: u64,
+        /// Bytes of the storage.
+        storage_bytes: u64,
+    },
+
+    /// A file has no part of the selected name.
+    #[error("{}: expected a part {} with tensors, found {found}", path.display(), Quoted(part))]
+    NoSuchPart {
+        /// The file.
+        path: PathBuf,
+        /// The selected name.
+        part: String,
+        /// The parts that it has.
+        found: String,
     },
 
     /// The announced header is longer than the file.

@@ -42,9 +42,11 @@ impl CheckpointError {
             | Self::NotRegular { path, .. }
             | Self::NoWeights { path, .. }
             | Self::Ambiguous { path, .. }
-            | Self::NotSafetensors { path, .. }
+            | Self::UnknownFormat { path, .. }
             | Self::InvalidFile { path, .. }
             | Self::NotStreamable { path, .. }
+            | Self::OutsideStorage { path, .. }
+            | Self::NoSuchPart { path, .. }
             | Self::HeaderExceedsFile { path, .. }
             | Self::OverLimit { path, .. }
             | Self::TooMany { path, .. }
@@ -92,6 +94,7 @@ impl CheckpointError {
             | Self::WrongShard { tensor, .. }
             | Self::DuplicateTensor { tensor, .. }
             | Self::NotStreamable { tensor, .. }
+            | Self::OutsideStorage { tensor, .. }
             | Self::Syntax { section: JsonSection::Tensor(tensor), .. }
             | Self::DuplicateKey { section: JsonSection::Tensor(tensor), .. } => Some(tensor),
             Self::Several { problems } => problems.first().and_then(Self::tensor),

@@ -43,15 +43,12 @@ impl fmt::Display for Quoted<'_> {
     }
 }
 
-/// ``tensor `x`: ``, or nothing for an empty name.
-pub(super) struct TensorPrefix<'a>(pub(super) &'a str);
+/// ``tensor `x`: ``, or nothing without a name.
+pub(super) struct OfTensor<'a>(pub(super) &'a str);
 
-impl fmt::Display for TensorPrefix<'_> {
+impl fmt::Display for OfTensor<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            "" => Ok(()),
-            name => write!(f, "tensor {}: ", Quoted(name)),
-        }
+        if self.0.is_empty() { Ok(()) } else { write!(f, "tensor {}: ", Quoted(self.0)) }
     }
 }
 

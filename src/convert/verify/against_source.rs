@@ -8,6 +8,7 @@ use super::super::read_file::OpenShard;
 use super::{ConvertError, Findings, PassOver, Stated, Work, note_fallbacks};
 use crate::checkpoint::{Checkpoint, DType, TensorEntry, TensorId};
 use crate::footprint::{items_bytes, list_bytes};
+use crate::load::TensorReader;
 use crate::plan::{Cast, CastOp, FloatType, Quantisation, Quantised, SCALE_SUFFIX, Transform};
 use crate::staging::cast::cast_step;
 use crate::units::{to_u64, to_usize};
@@ -278,15 +279,15 @@ fn float_type(dtype: DType) -> Option<FloatType> {
 /// [`ConvertError::Read`], [`ConvertError::Checkpoint`].
 fn first_difference(source: &Checkpoint, target: &Checkpoint, pair: Pair) -> Result<String, ConvertError> {
     let (expected, found) = (source.tensor(pair.source), target.tensor(pair.target));
-    let expected_file = OpenShard::open(source, expected.shard)?;
+    let expected_bytes = TensorReader::open(source)?;
     let found_file = OpenShard::open(target, found.shard)?;
     let (mut read_bytes, mut compared_bytes) = (0, 0);
-    while read_bytes < expected.extent.len_bytes() {
-        let len = PIECE_BYTES.min(expected.extent.len_bytes() - read_bytes);
+    while read_bytes < expected.len_bytes() {
+        let len = PIECE_BYTES.min(expected.len_bytes() - read_bytes);
         let delivered = pair.cast.map_or(len, |cast| cast.delivered_bytes(len));
         // A cast may make more bytes than it gets.
         let mut wanted = vec![0; to_usize(len.max(delivered))];
-        expected_file.read(expected.extent.start() + read_bytes, &mut wanted[..to_usize(len)])?;
+        expected_bytes.read(pair.source, read_bytes, &mut wanted[..to_usize(len)])?;
         if let Some(cast) = pair.cast {
             let tensor = pair.source;
             let all = CastOp { tensor, slot_offset_bytes: 0, source_len_bytes: len, cast };

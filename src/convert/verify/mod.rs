@@ -112,7 +112,7 @@ impl Verification {
             Some(path) => OpenManifest::open(path)?,
             None => None,
         };
-        let checkpoint = match self.open_options.open(directory) {
+        let checkpoint = match self.open_options.clone().of_weights().open(directory) {
             Ok(checkpoint) => Some(checkpoint),
             Err(error) => {
                 findings.add_faults_of_files(error, root.as_deref(), manifest.is_some())?;
@@ -277,7 +277,7 @@ impl Work<'_> {
         }
         for (tensor, _) in self.target.tensors().zip(&self.compared).filter(|(_, compared)| **compared) {
             findings.report.tensors += 1;
-            findings.report.bytes += tensor.extent.len_bytes();
+            findings.report.bytes += tensor.len_bytes();
         }
         Ok(())
     }

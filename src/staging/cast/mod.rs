@@ -21,9 +21,9 @@
 //! source types, and no single rounding from `f64` (docs/casting.md). The tests compare every path
 //! with it.
 
-use crate::checkpoint::DType;
+use crate::checkpoint::{BlockType, DType};
 use crate::plan::{Cast, CastOp, FloatType};
-use crate::units::to_usize;
+use crate::units::{to_u64, to_usize};
 
 use self::blocks::Elements;
 pub use self::dequantise::dequantise;
@@ -46,6 +46,32 @@ mod quantise;
 pub(crate) mod reference;
 #[cfg(target_arch = "x86_64")]
 mod x86;
+
+/// Decodes blocks of a GGUF type to single precision, as `--dtype f32` does, but without vector
+/// instructions: a second way to the same bits. `None` for a type that only occurs in computations
+/// (`Q8_1`).
+///
+/// # Panics
+/// If `blocks` does not hold whole blocks.
+///
+/// # Example
+/// ```
+/// use onelayer::{BlockType, decode_blocks};
+/// let mut block = vec![0; 34]; // a scale in half precision, then 32 signed bytes
+/// block[1] = 0x3C; // 1.0
+/// block[2] = 7;
+/// assert_eq!(decode_blocks(BlockType::Q8_0, &block).unwrap()[..2], [7.0, 0.0]);
+/// ```
+#[must_use]
+pub fn decode_blocks(block: BlockType, blocks: &[u8]) -> Option<Vec<f32>> {
+    let cast = Cast::between(DType::Block(block), FloatType::F32)?;
+    let delivered_bytes = cast.delivered_bytes(to_u64(blocks.len()));
+    let mut bytes = blocks.to_vec();
+    bytes.resize(to_usize(delivered_bytes).max(blocks.len()), 0);
+    cast_in_place(Level::Baseline, &mut bytes, 0, blocks.len(), cast);
+    let (singles, _) = bytes[..to_usize(delivered_bytes)].as_chunks::<4>();
+    Some(singles.iter().map(|&single| f32::from_le_bytes(single)).collect())
+}
 
 /// Casts one stretch of a slot. Returns the number of finite elements that became infinite.
 ///

@@ -9,6 +9,7 @@ pub mod driver;
 pub mod gguf_file;
 pub mod layouts;
 pub mod safetensors_file;
+pub mod torch_file;
 
 mod again;
 mod checkpoints;

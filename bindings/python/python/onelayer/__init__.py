@@ -27,6 +27,7 @@ from ._placed import PlacedModel
 from ._progress import progress
 from ._receipt import Holder, Receipt
 from ._sizes import parse_size
+from ._spare import SpareMemory
 
 _Mapping.register(Layer)  # type: ignore[attr-defined, unused-ignore]  # pyright: ignore
 
@@ -62,6 +63,7 @@ __all__ = [
     "QuantisationError",
     "Receipt",
     "Report",
+    "SpareMemory",
     "Split",
     "StalledError",
     "StateDict",

@@ -53,15 +53,18 @@ class Checkpoint:
         *,
         header_bytes_max: int | str | None = None,
         allow_opaque_dtypes: bool = False,
+        prefix: str | None = None,
     ) -> None:
-        """Opens a file, a directory, an index or a pipeline; reads headers only.
+        """Opens a file (safetensors, PyTorch or GGUF), a directory, an index or a pipeline; reads headers only.
 
         - ``header_bytes_max``: the longest header or index that is accepted. Default: 100 MB, as in safetensors.
         - ``allow_opaque_dtypes``: accepts tensors of types that safetensors does not know.
+        - ``prefix``: the dictionary of a PyTorch file to read, such as ``"ema"``; ``""`` for the whole file.
+          By default a training checkpoint is read as its weights (``state_dict``, ``model``, ...).
 
         Raises ``FileNotFoundError`` for a missing file and ``CheckpointError`` for an invalid one.
         """
-        self._opening = opening(header_bytes_max, allow_opaque_dtypes)
+        self._opening = opening(header_bytes_max, allow_opaque_dtypes, prefix)
         self._native = _native.NativeCheckpoint(os.fspath(path), self._opening)
         self._path = os.fspath(path)
 
@@ -190,6 +193,7 @@ class Checkpoint:
         - ``io``: ``"auto"``, ``"buffered"``, ``"direct"``, ``"mmap"`` or ``"uring"``; ``readers``: reads in flight.
         - ``read_through``: holes of up to this many bytes are read through. Default: 64 KiB.
         - ``device_reserve``: device memory that must stay free. Default: 64 MiB.
+        - ``spare``: a ``SpareMemory`` that layers on the CPU take their memory from, with ``window="all"``.
         - ``on_stall``: seconds until a caller that holds the whole window gets a ``StalledError``.
 
         Raises ``BudgetError`` if the budget is too small, and ``DeviceError`` if the device cannot be used.
@@ -254,12 +258,13 @@ def open(
     cache_dir: str | os.PathLike[str] | None = None,
     header_bytes_max: int | str | None = None,
     allow_opaque_dtypes: bool = False,
+    prefix: str | None = None,
 ) -> Checkpoint:
     """Opens a checkpoint: a file, a directory, an index, a pipeline, or ``org/name[@revision]``.
 
     A name is looked up in the local cache of the Hugging Face hub. With ``download=True`` the package
     ``huggingface_hub`` downloads it first, with ``token``, unless ``offline`` is true.
-    The last two options are those of ``Checkpoint``.
+    The last three options are those of ``Checkpoint``.
     """
     path = locate(
         source,
@@ -269,4 +274,4 @@ def open(
         download=download,
         cache_dir=cache_dir,
     )
-    return Checkpoint(path, header_bytes_max=header_bytes_max, allow_opaque_dtypes=allow_opaque_dtypes)
+    return Checkpoint(path, header_bytes_max=header_bytes_max, allow_opaque_dtypes=allow_opaque_dtypes, prefix=prefix)

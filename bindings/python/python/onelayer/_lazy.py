@@ -9,6 +9,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,6 +29,8 @@ Mode = Literal["owned", "mapped"]
 _SCRATCH_BYTES = 16 << 20
 # Maximum number of reading threads: transformers starts four.
 _THREADS = 4
+# Tensors that are read at once where all of them are wanted.
+_AT_ONCE = 2
 _PIECE_BYTES_MIN = 1 << 20
 _PIECE_BYTES_MAX = 32 << 20
 
@@ -62,6 +65,10 @@ class TensorReader(ABC):
         """Announces that every tensor will be read soon. Does nothing by default."""
         return
 
+    def all_of(self, names: Collection[str]) -> dict[str, Any]:
+        """Whole tensors, by name."""
+        return {name: self.whole(name) for name in names}
+
     def __copy__(self) -> TensorReader:
         return self
 
@@ -84,6 +91,15 @@ class OwnedReader(TensorReader):
 
     def part(self, name: str, ranges: Ranges) -> Any:
         return self._convert(self._native_reader.read_slice(name, ranges))
+
+    def all_of(self, names: Collection[str]) -> dict[str, Any]:
+        # Two at a time: new memory is touched for one while the other waits for the disk.
+        with ThreadPoolExecutor(_AT_ONCE, "onelayer-tensor") as pool:
+            try:
+                return dict(zip(names, pool.map(self.whole, names), strict=True))
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
 
 
 class MappedReader(TensorReader):

@@ -106,6 +106,13 @@ class NativeReceipt:
     def held_by(self) -> list[tuple[str, str, int]]: ...
 
 @final
+class NativeSpare:
+    def __new__(cls, bytes_max: int) -> NativeSpare: ...
+    @property
+    def idle_bytes(self) -> int: ...
+    def free(self) -> None: ...
+
+@final
 class NativeModel:
     def __new__(cls, checkpoint: NativeCheckpoint, options: dict[str, Any]) -> NativeModel: ...
     def layers(self) -> list[tuple[str, int]]: ...
@@ -364,6 +371,9 @@ class Plan:
     @property
     def layer_bytes(self) -> list[int]:
         """Memory of each of ``layers`` on its device, in bytes."""
+    @property
+    def scales(self) -> list[str]:
+        """Names of the scales (``NAME_scale``) of the tensors that are quantised during the load."""
 
 @final
 class Report:

@@ -15,6 +15,7 @@ from ._sizes import optional_size
 if TYPE_CHECKING:
     from ._checkpoint import Checkpoint, TensorInfo
     from ._native import LayerTimes, PassTimes
+    from ._spare import SpareMemory
 
 Select = str | Collection[str] | Callable[["TensorInfo"], bool]
 """A regular expression to search in names, a collection of names, or a predicate on each tensor."""
@@ -42,9 +43,15 @@ class Split:
             raise ValueError(f"{self}: give one of blocks, multiple and range")
 
 
-def opening(header_bytes_max: int | str | None = None, allow_opaque_dtypes: bool = False) -> dict[str, Any]:
+def opening(
+    header_bytes_max: int | str | None = None, allow_opaque_dtypes: bool = False, prefix: str | None = None
+) -> dict[str, Any]:
     """How a checkpoint is opened."""
-    return {"header_bytes_max": optional_size(header_bytes_max), "allow_opaque_dtypes": bool(allow_opaque_dtypes)}
+    return {
+        "header_bytes_max": optional_size(header_bytes_max),
+        "allow_opaque_dtypes": bool(allow_opaque_dtypes),
+        "prefix": prefix,
+    }
 
 
 def stream_options_of(
@@ -75,6 +82,7 @@ def stream_options_of(
     on_layer: Callable[[LayerTimes], object] | None = None,
     on_pass: Callable[[PassTimes], object] | None = None,
     on_stall: float | None = None,
+    spare: SpareMemory | None = None,
 ) -> dict[str, Any]:
     """The options of ``Checkpoint.stream``, complete."""
     if rules and shard is None:
@@ -107,6 +115,7 @@ def stream_options_of(
         "on_layer": on_layer,
         "on_pass": on_pass,
         "stall_seconds": None if on_stall is None else float(on_stall),
+        "spare": None if spare is None else spare._native,
     }
 
 

@@ -142,7 +142,7 @@ def _module_classes(folder: Path, given: Mapping[str, Any]) -> Iterator[tuple[st
         raise FileNotFoundError(2, "no pipeline: a folder with model_index.json is expected", str(folder))
     entries: dict[str, Any] = json.loads(index.read_text())
     for name, entry in entries.items():
-        if name in given or not isinstance(entry, list) or len(cast("list[Any]", entry)) != 2 or entry[0] is None:
+        if name in given or not isinstance(entry, list) or len(cast("list[object]", entry)) != 2 or entry[0] is None:
             continue
         library, word = cast("list[str]", entry)
         if library in ("diffusers", "transformers"):

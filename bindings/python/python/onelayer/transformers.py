@@ -29,7 +29,7 @@ __all__ = ["from_pretrained"]
 Mode = Literal["mapped", "owned", "stream"]
 _MODES = ("mapped", "owned", "stream")
 # Keywords of stream_forward.
-_STREAM_OPTIONS = ("keep", "window", "budget", "io")
+_STREAM_OPTIONS = ("keep", "window", "budget", "quantise", "io")
 # Keywords of transformers that need its own way of loading.
 _ONLY_MAPPED = (
     "state_dict",
@@ -71,8 +71,8 @@ def from_pretrained(
     - ``"stream"``: for models that do not fit. Forwards and ``generate`` run in ``memory`` bytes, as with
       ``onelayer.torch.stream_forward``, without gradients. ``model.onelayer_stream`` is the handle, with
       ``plan`` and ``report``. ``model.onelayer_stream.close()``, or a ``with`` block on it, takes the weights
-      out, and so do ``model.to("meta")`` and dropping the model. ``keep``, ``window``, ``budget`` and ``io``
-      are those of ``stream_forward``.
+      out, and so do ``model.to("meta")`` and dropping the model. ``keep``, ``window``, ``budget``, ``quantise``
+      and ``io`` are those of ``stream_forward``.
 
     ``device_map`` is transformers' own; a stream takes one device, or ``"auto"``: the first GPU, or the CPU.
     ``dtype`` is transformers' own, too; a stream cannot widen weights. Other keywords go to transformers, as

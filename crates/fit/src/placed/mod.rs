@@ -230,7 +230,7 @@ impl PlacedLoader {
             let wanted = layer.tensors.iter().map(|tensor| self.checkpoint.tensor(*tensor));
             let wanted = wanted.filter(|tensor| self.is_on_disk(tensor));
             let (tensors, tensor_bytes) =
-                wanted.fold((0, 0), |(count, bytes), tensor| (count + 1, bytes + tensor.extent.len_bytes()));
+                wanted.fold((0, 0), |(count, bytes), tensor| (count + 1, bytes + tensor.len_bytes()));
             if tensors > 0 {
                 disk.layers.push(layer.id.clone());
                 disk.tensors += tensors;

@@ -208,7 +208,7 @@ impl PlacedTensor {
     pub fn len_bytes(&self) -> u64 {
         match self {
             Self::Resident(_, tensor) => tensor.len_bytes(),
-            Self::OnDisk(tensor) => tensor.entry().extent.len_bytes(),
+            Self::OnDisk(tensor) => tensor.entry().len_bytes(),
         }
     }
 

@@ -49,6 +49,18 @@ pub(crate) struct CompareArgs {
     /// repeated.
     #[arg(long = "cmd", value_name = "TEMPLATE", help_heading = "Compare")]
     pub(crate) commands: Vec<String>,
+    /// The name of a --cmd in the tables
+    ///
+    /// The first --name is for the first --cmd, and so on; those without are called cmd, or cmd1,
+    /// cmd2, ...
+    #[arg(
+        long = "name",
+        value_name = "NAME",
+        help_heading = "Compare",
+        hide_short_help = true,
+        requires = "commands"
+    )]
+    pub(crate) names: Vec<String>,
     /// Rounds: runs of each
     #[arg(short, long, value_name = "N", default_value_t = 5, help_heading = "Measurement",
           value_parser = clap::value_parser!(u32).range(1..=10_000))]

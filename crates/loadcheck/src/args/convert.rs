@@ -30,8 +30,9 @@ Examples:
 /// First line of the help of `verify`, and its examples.
 pub(super) const VERIFY_ABOUT: &str = "Checks a checkpoint: headers, index, and hashes by its manifest
 
-Every byte is read once where there is a manifest, as `loadcheck convert` writes it; without one, only the structure
-can be checked. With --against, every tensor is compared with that of another checkpoint. Exit code 5 if something
+Every byte is read once where there is a manifest, as `loadcheck convert` writes it, or a SHA-256 in the name of a file, as in
+the Hugging Face cache. Without either, only headers and index can be checked, which the answer says; --require-hashes makes that
+an error. With --against, every tensor is compared with that of another checkpoint. Exit code 5 if something
 differs; each difference is named.
 
 Examples:
@@ -114,13 +115,19 @@ pub(crate) struct TensorArgs {
     /// for each group of 32, 64 or 128 (int4 alone) elements. `X` is written as values
     /// under its name, and `X_scale`. What that loses is in the report. What a rule of
     /// --dtype-rules names is not quantised. Each of these weights is read twice.
-    #[arg(long, value_name = "FORM")]
+    #[arg(long, value_name = "FORM", alias = "quantize")]
     pub(crate) quantise: Option<Quantise>,
     /// Quantise the weights whose name matches, and no others
     ///
     /// Replaces the rule about layers and routers. Only float tensors with two or three dimensions
     /// and rows of 32 elements or more are quantised.
-    #[arg(long, value_name = "REGEX", requires = "quantise", hide_short_help = true)]
+    #[arg(
+        long,
+        value_name = "REGEX",
+        requires = "quantise",
+        hide_short_help = true,
+        alias = "quantize-only"
+    )]
     pub(crate) quantise_only: Option<String>,
     /// Casts by name, before --dtype
     ///
@@ -141,6 +148,11 @@ pub(crate) struct TensorArgs {
     /// May be repeated. PATTERN as for --select.
     #[arg(long, value_name = "PATTERN")]
     pub(crate) exclude: Vec<String>,
+    /// Dictionary of a PyTorch file to read: ema, optimizer.state, ... [default: the weights]
+    ///
+    /// As for `run`.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) prefix: Option<String>,
     /// Write tied weights once
     ///
     /// Leaves out a tensor outside of all stacks that has the same bytes as an earlier one, such as
@@ -165,7 +177,7 @@ pub(crate) struct WorkArgs {
     /// Most host memory the conversion may hold
     ///
     /// A budget that is too small is refused with the smallest one that works. Sizes: 512Mi, 10GiB,
-    /// 10G (10^9), 1024 (bytes), 80% of the memory limit, 2x-layer, 1.1x-largest-tensor.
+    /// 10G (10^9), 1024B, 80% of the memory limit, 2x-layer, 1.1x-largest-tensor.
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub(crate) budget: Size,
     /// Threads that read, and as many that write [default: by the plan]
@@ -219,6 +231,15 @@ pub(crate) struct VerifyArgs {
     /// What the manifest of DIR says was cast, left out or tied is taken into account.
     #[arg(long, value_name = "SOURCE")]
     pub(crate) against: Option<OsString>,
+    /// Dictionary of a PyTorch file that SOURCE is, as for `convert`
+    #[arg(long, value_name = "NAME", requires = "against")]
+    pub(crate) prefix: Option<String>,
+    /// Fail if there is no hash to check the weights by
+    ///
+    /// Hashes are in the manifest of a conversion, and in the names of files in the Hugging Face
+    /// cache. Without them, only headers and index can be checked.
+    #[arg(long)]
+    pub(crate) require_hashes: bool,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
 }

@@ -47,9 +47,9 @@ pub(crate) struct LeakArgs {
     #[command(flatten)]
     pub(crate) load: LoadArgs,
     /// Sources to load next, each after unloading the last
-    #[arg(value_name = "THEN", help_heading = None::<&str>, conflicts_with = "cmd")]
+    #[arg(index = 2, value_name = "THEN", help_heading = None::<&str>, conflicts_with = "cmd")]
     pub(crate) then: Vec<OsString>,
-    /// Rounds of load, use, unload that count
+    /// Rounds of load, use, unload that count, from 8
     #[arg(long, value_name = "N", default_value_t = 30, help_heading = "Cycles",
           value_parser = clap::value_parser!(u32).range(i64::from(POINTS_MIN)..=i64::from(POINTS_MAX)))]
     pub(crate) cycles: u32,

@@ -10,16 +10,18 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgAction, Args, Parser, Subcommand};
+use clap::builder::ArgPredicate;
+use clap::{Arg, ArgAction, Args, Parser, Subcommand};
 
 pub(crate) use self::compare::CompareArgs;
 pub(crate) use self::convert::{ConvertArgs, VerifyArgs};
 pub(crate) use self::fit::{DoctorArgs, EmitArg, FitArgs};
+pub(crate) use self::given::{Given, Next};
 pub(crate) use self::leak::{LeakArgs, MaxSlope, MemoryKind, POINTS_MIN};
 pub(crate) use self::limits::{Bound, Gate, LimitArgs, Metric};
 pub(crate) use self::passes::PassesArgs;
 pub(crate) use self::picture::{PictureArgs, ReportArgs};
-pub(crate) use self::plan::{CacheDtype, PlaceArgs, PlanArgs};
+pub(crate) use self::plan::{CacheDtype, FitsArgs, PlaceArgs, PlanArgs};
 pub(crate) use self::quantise::Quantise;
 pub(crate) use self::ranks::RankArgs;
 pub(crate) use self::values::{
@@ -34,6 +36,7 @@ use onelayer_synth::presets;
 mod compare;
 mod convert;
 mod fit;
+mod given;
 mod leak;
 mod limits;
 mod passes;
@@ -104,6 +107,16 @@ pub(crate) enum Command {
     /// Compares the cost of ways to load SOURCE
     #[command(long_about = compare::COMPARE_ABOUT, after_long_help = Exit::table())]
     Compare(Box<CompareArgs>),
+    /// Does a load of SOURCE fit in 8GB? From the headers
+    #[command(long_about = plan::FITS_ABOUT, after_long_help = Exit::table())]
+    Fits(Box<FitsArgs>),
+    /// Finds the smallest memory limit that a load works under, by trying
+    #[command(
+        long_about = fit::FIT_ABOUT,
+        after_long_help = Exit::table(),
+        mut_arg("source", not_for_commands)
+    )]
+    Fit(Box<FitArgs>),
     /// Predicts what a load costs and what fits where, from the headers; reads no weights
     #[command(long_about = plan::PLAN_ABOUT, after_long_help = Exit::table())]
     Plan(Box<PlanArgs>),
@@ -125,11 +138,12 @@ pub(crate) enum Command {
         after_long_help = Exit::table()
     )]
     Exec(ExecArgs),
-    /// Finds the smallest memory limit that a load works under
-    #[command(long_about = fit::FIT_ABOUT, after_long_help = Exit::table())]
-    Fit(Box<FitArgs>),
     /// Loads, uses and unloads SOURCE again and again: does memory grow?
-    #[command(long_about = leak::LEAK_ABOUT, after_long_help = Exit::table())]
+    #[command(
+        long_about = leak::LEAK_ABOUT,
+        after_long_help = Exit::table(),
+        mut_arg("source", not_for_commands)
+    )]
     Leak(Box<LeakArgs>),
     /// Rewrites a checkpoint as one file per layer, in bounded memory
     #[command(
@@ -161,6 +175,12 @@ pub(crate) enum Command {
     Man(ManArgs),
 }
 
+/// A command of `--cmd` need not load a source: then SOURCE is empty.
+fn not_for_commands(source: Arg) -> Arg {
+    let source = source.required(false).required_unless_present("cmd");
+    source.default_value_if("cmd", ArgPredicate::IsPresent, "")
+}
+
 /// The presets of `synth`, for its help.
 fn preset_list() -> String {
     use std::fmt::Write as _;
@@ -182,13 +202,13 @@ fn preset_list() -> String {
 #[command(next_help_heading = "Load")]
 pub(crate) struct LoadArgs {
     /// File, directory, index, or org/name[@revision] from the cache
-    #[arg(help_heading = None::<&str>)]
+    #[arg(help_heading = None::<&str>, index = 1)]
     pub(crate) source: OsString,
     /// Most host memory the load may hold
     ///
     /// The staging ring and all other memory of the load, without kept layers. A budget that is too
     /// small is refused with the smallest one that works. Sizes: 512Mi, 10GiB, 10G (10^9),
-    /// 1024 (bytes), 80% of the memory limit, 2x-layer, 1.1x-largest-tensor.
+    /// 1024B, 80% of the memory limit, 2x-layer, 1.1x-largest-tensor.
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub(crate) budget: Size,
     /// auto, buffered, mmap, direct or uring
@@ -234,13 +254,19 @@ pub(crate) struct LoadArgs {
     /// row by row: int8 and fp8 (E4M3) with an F32 scale for each row, int4 with a BF16 scale
     /// for each group of 32, 64 or 128 (int4 alone) elements. `X` arrives as values
     /// under its name, and `X_scale`. What that loses is in the report, tensor by tensor.
-    #[arg(long, value_name = "FORM")]
+    #[arg(long, value_name = "FORM", alias = "quantize")]
     pub(crate) quantise: Option<Quantise>,
     /// Quantise the weights whose name matches, and no others
     ///
     /// Replaces the rule about layers and routers. Only float tensors with two or three dimensions
     /// and rows of 32 elements or more are quantised.
-    #[arg(long, value_name = "REGEX", requires = "quantise", hide_short_help = true)]
+    #[arg(
+        long,
+        value_name = "REGEX",
+        requires = "quantise",
+        hide_short_help = true,
+        alias = "quantize-only"
+    )]
     pub(crate) quantise_only: Option<String>,
     /// Layers kept at once: N, 2GiB or all
     ///
@@ -264,6 +290,12 @@ pub(crate) struct LoadArgs {
     /// the grouping.
     #[arg(long, value_name = "FILE.toml", hide_short_help = true)]
     pub(crate) layers: Option<PathBuf>,
+    /// Dictionary of a PyTorch file to read: ema, optimizer.state, ... [default: the weights]
+    ///
+    /// A training checkpoint has several: without this flag, what is called state_dict,
+    /// model_state_dict, model or module is read. An empty name reads the whole file.
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
+    pub(crate) prefix: Option<String>,
     /// Let unknown dtypes pass as bytes
     ///
     /// Without it, a dtype that this version does not know is refused (LC0302).
@@ -443,6 +475,12 @@ pub(crate) struct InspectArgs {
     /// Rules that override how tensors are grouped into layers
     #[arg(long, value_name = "FILE.toml")]
     pub(crate) layers: Option<PathBuf>,
+    /// Dictionary of a PyTorch file to read: ema, optimizer.state, ... [default: the weights]
+    ///
+    /// A training checkpoint has several: without this flag, what is called state_dict,
+    /// model_state_dict, model or module is read. An empty name reads the whole file.
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
+    pub(crate) prefix: Option<String>,
     /// Let unknown dtypes pass as bytes
     #[arg(long)]
     pub(crate) opaque_dtypes: bool,
@@ -452,10 +490,10 @@ pub(crate) struct InspectArgs {
 
 /// `loadcheck exec`
 #[derive(Debug, Args)]
-#[command(override_usage = "loadcheck exec [FLAGS] -- <COMMAND> [ARGS]...")]
+#[command(override_usage = "loadcheck exec [FLAGS] [--] <COMMAND> [ARGS]...")]
 pub(crate) struct ExecArgs {
-    /// The command and its arguments, after `--`
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    /// The command and its arguments; flags of loadcheck come before it
+    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
     /// Measure until a line matches, then stop it
     ///
@@ -523,6 +561,7 @@ impl LoadArgs {
         Self {
             layers: args.layers.clone(),
             opaque_dtypes: args.opaque_dtypes,
+            prefix: args.prefix.clone(),
             ..Self::looking_at(args.source.clone())
         }
     }
@@ -544,6 +583,7 @@ impl LoadArgs {
             readers: None,
             select: None,
             layers: None,
+            prefix: None,
             opaque_dtypes: false,
         }
     }

@@ -26,6 +26,35 @@ pub(crate) struct PlanArgs {
     pub(crate) passes: PassesArgs,
     #[command(flatten)]
     pub(crate) place: PlaceArgs,
+    /// Memory that the load has to fit in
+    ///
+    /// Exit code 1 if the prediction is more. Without it, the prediction is held against the memory
+    /// that is free here, in the control group that loadcheck runs in, and the exit code is 0.
+    #[arg(long, value_name = "SIZE", alias = "max-host", help_heading = MAX_HEADING)]
+    pub(crate) max_memory: Option<Size>,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// The section of limits.
+const MAX_HEADING: &str = "Limits (exit code 1 when exceeded)";
+
+pub(super) const FITS_ABOUT: &str = "Says whether a load of SOURCE fits in LIMIT, from the headers; reads no weights\n\n\
+    Exit code 0: it fits. Exit code 1: it does not; the shortfall is named, and flags with which it would fit. What is \
+    counted is unreclaimable memory: the budget, the layers that stay on the host, and the program. All layers stay unless \
+    --window says otherwise. The number is derived, an upper bound; `loadcheck run` measures, `loadcheck fit` tries real limits.\n\n\
+    Examples:\n  loadcheck fits ./model 8GB\n  loadcheck fits ./model 8GB --window 1\n  \
+    loadcheck fits ./model                      # in the memory that is free here\n  \
+    loadcheck fits ./model 8GB -q || exit 1     # in a script";
+
+/// `loadcheck fits`
+#[derive(Debug, Args)]
+pub(crate) struct FitsArgs {
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+    /// Memory, such as 8GB [default: what is free here]
+    #[arg(index = 2, value_name = "LIMIT", help_heading = None::<&str>)]
+    pub(crate) limit: Option<Size>,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
 }

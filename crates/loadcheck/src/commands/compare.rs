@@ -10,17 +10,18 @@
 //! memory, or killed by the kernel for it, is a result; any other failure is a problem and decides
 //! the exit code.
 
-use crate::args::{CacheArg, CompareArgs, Device};
+use std::path::Path;
+
+use crate::args::{CacheArg, CompareArgs, Device, Next};
 use crate::compare::{Facts, add_notes, cpu_note, order, summarise};
 use crate::config::LoadConfig;
-use crate::entries::{Entry, What, entries};
+use crate::entries::{Commands, Entry, What, entries};
 use crate::exec;
 use crate::output::Output;
 use crate::output::terminal::Terminal;
 use crate::problem::{Code, Problem};
 use crate::progress::Progress;
 use crate::report::{CacheState, CommandName, Outcome as RunOutcome, Report, Run};
-use crate::shell::shell_word;
 use crate::signals::{Interrupts, name_of};
 use crate::source::{self, Resolved};
 use crate::strategies::{SimpleStrategy, Strategy};
@@ -40,9 +41,10 @@ pub(crate) fn run(args: &CompareArgs, output: &Output, terminal: &Terminal) -> O
     let report = new_report(CommandName::Compare);
     let mut problems = output.check();
     let resolved = source::resolve(&args.load.source).map_err(|more| problems.extend(more)).ok();
-    let path = resolved.as_ref().map(|resolved| resolved.path.clone()).unwrap_or_default();
+    let path = resolved.as_ref().map_or_else(|| (&args.load.source).into(), |found| found.path.clone());
     let entries =
-        entries(&args.strategies, &USUAL, &args.commands, &path).map_err(|more| problems.extend(more));
+        entries(&args.strategies, &USUAL, Commands { templates: &args.commands, names: &args.names }, &path)
+            .map_err(|more| problems.extend(more));
     let (config, more) = LoadConfig::new(&args.load, path);
     problems.extend(more);
     let Ok(interrupts) = Interrupts::listen().map_err(|problem| problems.push(problem)) else {
@@ -77,11 +79,11 @@ pub(crate) fn run(args: &CompareArgs, output: &Output, terminal: &Terminal) -> O
     };
     session.note_source(&checked, &resolved);
     match session.measure_all(&checked) {
-        Ok(()) => session.conclude(&checked, &resolved),
+        Ok(()) => session.conclude(&checked),
         Err(Stop::Signal(signal)) => session.stopped(signal, Some(&checked)),
         Err(Stop::Problems(more)) => {
             session.failures.extend(more);
-            session.conclude(&checked, &resolved)
+            session.conclude(&checked)
         }
     }
 }
@@ -297,7 +299,7 @@ impl Session<'_> {
     }
 
     /// Sums up, and decides how it ended.
-    fn conclude(mut self, checked: &Checked, resolved: &Resolved) -> Outcome {
+    fn conclude(mut self, checked: &Checked) -> Outcome {
         self.sum_up(checked);
         let rows = &self.report.comparison;
         let mut problems = self.failures;
@@ -311,11 +313,11 @@ impl Session<'_> {
         }
         self.report.verdict = verdict(&self.report, false);
         self.report.fail(problems);
-        let source = shell_word(&resolved.given);
-        let next = Some(format!(
-            "loadcheck compare {source} --cache cold --export-markdown compare.md   (for a page)"
-        ));
-        let next = next.filter(|_| self.args.export.export_markdown.is_none());
+        let page = "compare.md";
+        let flags = vec![("cache", Some("cold".to_owned())), ("export-markdown", Some(page.to_owned()))];
+        let next = Next { command: "compare", flags, why: "for a page", ..Next::default() };
+        let is_new = self.args.export.export_markdown.is_none() && !Path::new(page).exists();
+        let next = is_new.then_some(next);
         Outcome { report: self.report, interrupted: None, next }
     }
 }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use onelayer::LoadPlan;
 use onelayer::convert::{ConvertError, ConvertReport, PreparedConversion, WriteMode};
 
-use crate::args::ConvertArgs;
+use crate::args::{ConvertArgs, Next};
 use crate::config::below_floor;
 use crate::convert::estimate::Forecast;
 use crate::convert::interruptible::{Ended, OnSignal, run_interruptible};
@@ -31,7 +31,6 @@ use crate::report::{
     CommandName, Convert, ConvertFile, ConvertMemory, Converted, Difference, Duplicate, Estimate, FileState,
     MemoryTerm, Outcome as RunOutcome, QuantisedTensor, ReadFallback, Report, SideFile, Verification,
 };
-use crate::shell::shell_word;
 use crate::signals::{Interrupts, exit_of, interrupted};
 use crate::source::{self, Resolved};
 
@@ -50,6 +49,7 @@ pub(crate) fn run(args: &ConvertArgs, output: &Output, terminal: &Terminal) -> O
         problems.extend(below_floor(args.work.budget, &problems));
         return Outcome::refused(report, problems);
     };
+    problems.extend(inside_source(&resolved.path, &args.target));
     let meter = match (!args.work.dry_run).then(Measurement::start).transpose() {
         Ok(meter) => meter,
         Err(problem) => {
@@ -60,6 +60,20 @@ pub(crate) fn run(args: &ConvertArgs, output: &Output, terminal: &Terminal) -> O
     let session =
         Session { args, terminal, interrupts, resolved, observer: Observer::new(), meter, report, problems };
     session.carry_out(options)
+}
+
+/// That the target lies below the source, if it does: a source is not changed.
+fn inside_source(source: &Path, target: &Path) -> Option<Problem> {
+    let source = source.canonicalize().ok().filter(|source| source.is_dir())?;
+    let target =
+        if target.is_absolute() { target.to_owned() } else { std::env::current_dir().ok()?.join(target) };
+    let nearest = target.ancestors().find_map(|folder| folder.canonicalize().ok())?;
+    let is_below = nearest.starts_with(&source) && (nearest != source || !target.exists());
+    is_below.then(|| {
+        Problem::new(Code::TargetRefused, "the target lies inside the source, which is never changed")
+            .at(target.display().to_string())
+            .help("choose a directory beside it")
+    })
 }
 
 /// A `convert` in progress.
@@ -128,7 +142,8 @@ impl Session<'_> {
                 let problem = self.no_space();
                 return self.refused(vec![problem]);
             }
-            let next = Some("the same command without --dry-run".to_owned());
+            let next = Next { command: "convert", without: &["dry-run"], ..Next::default() };
+            let next = Some(Next { why: "the same without --dry-run", ..next });
             return Outcome { next, ..Outcome::of(self.report) };
         }
         let budget_bytes = settings.params.budget_bytes;
@@ -227,14 +242,23 @@ impl Session<'_> {
         }
         self.report.verdict = verdict(&self.report, false);
         self.report.fail(self.problems);
-        let (source, target) =
-            (shell_word(&self.resolved.given), shell_word(&self.args.target.to_string_lossy()));
+        let target = self.args.target.to_string_lossy().into_owned();
         let next = match (converted.is_complete, self.args.work.verify) {
-            (false, _) => format!(
-                "loadcheck convert {source} {target} --finish   (with the other options, once all parts are there)"
-            ),
-            (true, true) => format!("loadcheck plan {target}"),
-            (true, false) => format!("loadcheck verify {target} --against {source}"),
+            (false, _) => Next {
+                command: "convert",
+                flags: vec![("finish", None)],
+                without: &["part"],
+                why: "once all parts are there",
+                ..Next::default()
+            },
+            (true, true) => Next { command: "plan", places: vec![target], is_bare: true, ..Next::default() },
+            (true, false) => Next {
+                command: "verify",
+                places: vec![target],
+                flags: vec![("against", Some(self.resolved.given.clone()))],
+                is_bare: true,
+                ..Next::default()
+            },
         };
         Outcome { report: self.report, interrupted: None, next: Some(next) }
     }
@@ -280,7 +304,7 @@ impl Session<'_> {
 /// Looks at the source and plans. Changes nothing; not `is_well`, it only looks.
 fn prepare(options: &Options, source: &Path, observer: &Observer, is_well: bool) -> Prepared {
     let map_path = options.map_path();
-    let (survey, checkpoint) = match Survey::open(source, &options.map, map_path) {
+    let (survey, checkpoint) = match Survey::open(source, &options.opening(), &options.map, map_path) {
         Ok(opened) => opened,
         Err(problems) => return Prepared { survey: None, ready: Err(problems) },
     };

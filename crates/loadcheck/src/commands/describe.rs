@@ -3,18 +3,18 @@
 
 use std::path::PathBuf;
 
-use crate::args::{InspectArgs, LoadArgs, PlaceArgs, PlanArgs};
+use crate::args::{FitsArgs, InspectArgs, LoadArgs, Next, PlaceArgs, PlanArgs};
 use crate::config::LoadConfig;
 use crate::inputs::{self, open_checkpoint};
 use crate::listing::Listing;
 use crate::output::Output;
 use crate::planned::{Planned, plan_of};
 use crate::problem::Problem;
-use crate::report::{CommandName, Report};
-use crate::shell::shell_word;
+use crate::report::{CommandName, Report, Verdict};
+use crate::room::room;
 use crate::sizes::Size;
 use crate::source::{self, Resolved};
-use crate::worker::decide_for_plan;
+use crate::worker::{can_be_used, decide_for_plan};
 
 use super::place::place;
 use super::{Outcome, new_report};
@@ -33,7 +33,8 @@ pub(crate) fn plan(args: &PlanArgs, output: &Output) -> Outcome {
         return Outcome::refused(report, problems);
     };
     let place = Some((&args.place, output)).filter(|(place, _)| place.is_asked() && problems.is_empty());
-    match describe(&config, &Wanted { place, for_smallest_budget: false }, &mut report, &resolved) {
+    let wanted = Wanted { place, room: Some(args.max_memory), for_smallest_budget: false };
+    match describe(&config, &wanted, &mut report, &resolved) {
         Ok(()) if problems.is_empty() => {}
         Ok(()) => return Outcome::refused(report, problems),
         Err(more) => {
@@ -42,8 +43,41 @@ pub(crate) fn plan(args: &PlanArgs, output: &Output) -> Outcome {
             return Outcome::refused(report, problems);
         }
     }
-    let next = format!("loadcheck {}   (measures what is predicted here)", shell_word(&resolved.given));
-    Outcome { next: Some(next), ..Outcome::of(report) }
+    let next = Next { command: "run", why: "measures what is predicted here", ..Next::default() };
+    held_against(report, args.max_memory.is_some(), next)
+}
+
+/// Predicts, and answers whether that fits.
+pub(crate) fn fits(args: &FitsArgs, output: &Output) -> Outcome {
+    let mut report = new_report(CommandName::Fits);
+    let mut problems = output.check();
+    let resolved = resolved(&args.load.source, &mut problems);
+    let (config, more) = LoadConfig::new(&args.load, path_of(resolved.as_ref()));
+    problems.extend(more);
+    let wanted = Wanted { place: None, room: Some(args.limit), for_smallest_budget: false };
+    if let Some(resolved) = resolved {
+        problems.extend(describe(&config, &wanted, &mut report, &resolved).err().unwrap_or_default());
+    }
+    if !problems.is_empty() {
+        problems.extend(config.below_floor(&problems));
+        return Outcome::refused(report, problems);
+    }
+    report.layers = Listing::default();
+    let places = vec![args.load.source.to_string_lossy().into_owned()];
+    let next = Next { command: "run", places, why: "measures it", ..Next::default() };
+    held_against(report, true, next)
+}
+
+/// What does not fit fails if that `decides`, and is not recommended to be tried. Nor is a device
+/// that is not there.
+fn held_against(mut report: Report, decides: bool, next: Next) -> Outcome {
+    let fits = report.room.as_ref().is_none_or(|room| room.fits);
+    if !fits && decides {
+        report.verdict = Verdict::Fail;
+    }
+    let device = report.plan.as_ref().and_then(|plan| plan.params.device.parse().ok());
+    let is_there = device.is_none_or(can_be_used);
+    Outcome { next: (fits && is_there).then_some(next), ..Outcome::of(report) }
 }
 
 /// Describes.
@@ -55,12 +89,12 @@ pub(crate) fn inspect(args: &InspectArgs, output: &Output) -> Outcome {
     };
     let (config, more) = LoadConfig::new(&LoadArgs::of_inspect(args), resolved.path.clone());
     problems.extend(more);
-    let wanted = Wanted { place: None, for_smallest_budget: true };
+    let wanted = Wanted { place: None, room: None, for_smallest_budget: true };
     problems.extend(describe(&config, &wanted, &mut report, &resolved).err().unwrap_or_default());
     if !problems.is_empty() {
         return Outcome::refused(report, problems);
     }
-    let next = format!("loadcheck plan {}", shell_word(&resolved.given));
+    let next = Next { command: "plan", ..Next::default() };
     Outcome { next: Some(next), ..Outcome::of(report) }
 }
 
@@ -76,6 +110,8 @@ fn path_of(resolved: Option<&Resolved>) -> PathBuf {
 struct Wanted<'a> {
     /// Which layer fits where.
     place: Option<(&'a PlaceArgs, &'a Output)>,
+    /// Whether the load fits in this limit, or else in the memory that is free.
+    room: Option<Option<Size>>,
     /// The plan is for the smallest budget, not for the configured one.
     for_smallest_budget: bool,
 }
@@ -87,10 +123,10 @@ fn describe(
     report: &mut Report,
     resolved: &Resolved,
 ) -> Result<(), Vec<Problem>> {
-    let checkpoint = open_checkpoint(&config.path.0, config.opaque_dtypes)?;
+    let checkpoint = open_checkpoint(&config.path.0, &config.opening)?;
     let (device, device_bytes, note) = decide_for_plan(config.device).map_err(|problem| vec![problem])?;
     let config = LoadConfig { device, ..config.clone() };
-    let Planned { mut layers, mut plan, .. } = plan_of(&checkpoint, &config, device_bytes)?;
+    let Planned { mut layers, mut plan, context, .. } = plan_of(&checkpoint, &config, device_bytes)?;
     if let Some(smallest_bytes) = plan.smallest_budget_bytes.filter(|_| wanted.for_smallest_budget) {
         let smallest = LoadConfig { budget: Size::Bytes(smallest_bytes), ..config.clone() };
         // A million tensors take their time, but never two groupings at once.
@@ -101,6 +137,10 @@ fn describe(
     source.given = resolved.given.clone();
     source.resolved = Some(resolved.path.display().to_string());
     source.revision = resolved.revision.clone();
+    if let Some(stated) = wanted.room {
+        let stated = stated.map(|size| context.resolve("--max-memory", size)).transpose();
+        report.room = room(&checkpoint, &config, &plan, stated.map_err(|problem| vec![problem])?);
+    }
     report.source = Some(source);
     report.plan = Some(plan);
     report.notes = note.into_iter().chain(checkpoint.notes().iter().cloned()).collect();

@@ -7,9 +7,9 @@ use onelayer::units::HumanBytes;
 use onelayer_probe::ChildGroup;
 use rustix::process::{Pid, set_child_subreaper};
 
-use crate::args::{Device, FitArgs, name_of};
+use crate::args::{Device, FitArgs, Next, name_of};
 use crate::config::LoadConfig;
-use crate::entries::{Entry, What, entries};
+use crate::entries::{Commands, Entry, What, entries, no_source};
 use crate::fit::{Loader, Session, emitted_lines, no_group};
 use crate::machine;
 use crate::output::Output;
@@ -17,7 +17,6 @@ use crate::output::print_fit_log;
 use crate::output::terminal::Terminal;
 use crate::problem::{Code, Problem};
 use crate::report::{CommandName, Fit, Fitted, Report, Source, Verdict};
-use crate::shell::shell_word;
 use crate::signals::Interrupts;
 use crate::sizes::{Size, SizeContext};
 use crate::source::{self, Resolved};
@@ -38,16 +37,24 @@ pub(crate) fn run(args: &FitArgs, output: &Output, terminal: &Terminal) -> Outco
         ..Fit::default()
     });
     let mut problems = output.check();
-    let resolved = source::resolve(&args.load.source).map_err(|more| problems.extend(more)).ok();
-    let path = resolved.as_ref().map(|resolved| resolved.path.clone()).unwrap_or_default();
+    let resolved = source::resolve_if_given(&args.load.source).unwrap_or_else(|more| {
+        problems.extend(more);
+        None
+    });
+    let path = resolved.as_ref().map_or_else(|| (&args.load.source).into(), |found| found.path.clone());
     let (mut load, more) = LoadConfig::new(&args.load, path.clone());
     problems.extend(more);
     // Only our own loader, if nothing is named.
     let usual: &[Strategy] = if args.cmd.is_empty() { &[Strategy::Stream] } else { &[] };
-    let entries = entries(&args.strategies, usual, &args.cmd, &path).unwrap_or_else(|more| {
-        problems.extend(more);
-        Vec::new()
-    });
+    let entries = entries(&args.strategies, usual, Commands { templates: &args.cmd, names: &[] }, &path)
+        .unwrap_or_else(|more| {
+            problems.extend(more);
+            Vec::new()
+        });
+    let is_ours = |entry: &Entry| matches!(entry.what, What::Strategy(_));
+    if args.load.source.is_empty() && entries.iter().any(is_ours) {
+        problems.push(no_source("a strategy of loadcheck's loads a checkpoint"));
+    }
     problems.extend(args.export.timeline.map(|_| {
         Problem::new(Code::Usage, "fit keeps what each run came to, no timelines")
             .at("--timeline")
@@ -139,7 +146,9 @@ fn search_all(
     if let Some(stop) = stop {
         return Outcome::stopped(report, Vec::new(), stop);
     }
-    let next = args.emit.is_none().then(|| next(&args.load.source));
+    let flags = vec![("emit", Some("k8s".to_owned()))];
+    let next = Next { command: "fit", flags, why: "ready lines", ..Next::default() };
+    let next = args.emit.is_none().then_some(next);
     Outcome { report, interrupted: None, next }
 }
 
@@ -203,8 +212,4 @@ fn look(
     report.plan = has_stream.then_some(checked.plan);
     report.notes.extend(checked.notes);
     Ok(checked.context)
-}
-
-fn next(source: &OsString) -> String {
-    format!("loadcheck fit {} --emit k8s   (ready lines)", shell_word(&source.to_string_lossy()))
 }

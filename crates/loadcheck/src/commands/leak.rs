@@ -16,6 +16,7 @@ use rustix::process::{Pid, set_child_subreaper};
 
 use crate::args::{LeakArgs, POINTS_MIN};
 use crate::config::{LoadConfig, bad_pattern};
+use crate::entries::no_source;
 use crate::exec::{Child, Ended, Event, LineWatch, end_descendants};
 use crate::leak::{
     CyclePoint, Held, RemainingMemory, Stated, gaps_of, limits_of, settle_vram, slopes_of, stated,
@@ -28,13 +29,13 @@ use crate::progress::Progress;
 use crate::report::{
     CommandName, CycledLoad, Leak, LeakMode, Outcome as RunOutcome, Params, Report, Run, Source,
 };
-use crate::shell::{CommandTemplate, shell_word};
+use crate::shell::CommandTemplate;
 use crate::signals::{Interrupts, exit_of, interrupted, name_of};
 use crate::source::{self, Resolved};
 use crate::worker::{Checked, CycleLoad, Stop, Task};
 
 use super::group::own_group;
-use super::run::verdict;
+use super::run::{keep, verdict};
 use super::worker_run::{Settled, measure, measure_in, prepare};
 use super::{Outcome, new_report};
 
@@ -54,7 +55,7 @@ pub(crate) fn run(args: &LeakArgs, output: &Output, terminal: &Terminal) -> Outc
     let pattern = args.each_line.as_deref().map(regex::bytes::Regex::new).transpose();
     let pattern = pattern.map_err(|error| problems.push(bad_pattern("--each-line", &error))).ok().flatten();
     let sources = sources(args, &mut problems);
-    let command = args.cmd.as_deref().map(|text| command(text, sources.first()));
+    let command = args.cmd.as_deref().map(|text| command(text, args.load.source.is_empty(), sources.first()));
     let command = command.transpose().map_err(|problem| problems.push(problem)).ok().flatten();
     let Ok(interrupts) = Interrupts::listen().map_err(|problem| problems.push(problem)) else {
         return Outcome::refused(report, problems);
@@ -103,15 +104,19 @@ pub(crate) fn run(args: &LeakArgs, output: &Output, terminal: &Terminal) -> Outc
 /// SOURCE and what is loaded after it.
 fn sources(args: &LeakArgs, problems: &mut Vec<Problem>) -> Vec<Resolved> {
     let given = std::iter::once(&args.load.source).chain(&args.then);
-    given.filter_map(|given| source::resolve(given).map_err(|more| problems.extend(more)).ok()).collect()
+    let resolved = given.map(|given| source::resolve_if_given(given));
+    resolved.filter_map(|found| found.map_err(|more| problems.extend(more)).ok().flatten()).collect()
 }
 
 /// The words of `--cmd`.
-fn command(text: &str, source: Option<&Resolved>) -> Result<Vec<OsString>, Problem> {
+fn command(text: &str, is_left_out: bool, source: Option<&Resolved>) -> Result<Vec<OsString>, Problem> {
     let template = CommandTemplate::parse(text)?;
     if template.names_strategy() {
         let problem = Problem::new(Code::Usage, "--cmd has {strategy}, and leak has none to put in");
         return Err(problem.help("loadcheck compare -s NAME compares strategies"));
+    }
+    if template.names_source() && is_left_out {
+        return Err(no_source("--cmd has {source}"));
     }
     Ok(template.words(source.map_or(Path::new(""), |source| &source.path), None))
 }
@@ -418,9 +423,8 @@ impl Session<'_> {
         self.report.verdict = verdict(&self.report, self.args.strict_noise);
         problems.extend(self.signal.map(interrupted));
         self.report.fail(problems);
-        let source = self.report.source.as_ref().map(|source| shell_word(&source.given)).unwrap_or_default();
-        let next = format!("loadcheck leak {source} --json -o leak.json   (every point)");
-        Outcome { report: self.report, interrupted: self.signal.map(exit_of), next: Some(next) }
+        let next = keep("leak", "leak.json", "every point");
+        Outcome { report: self.report, interrupted: self.signal.map(exit_of), next }
     }
 }
 

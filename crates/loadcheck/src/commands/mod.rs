@@ -16,12 +16,15 @@ pub(crate) mod synth;
 pub(crate) mod verify;
 mod worker_run;
 
+use crate::answers::answer;
+use crate::args::{Given, Next};
 use crate::exit::Exit;
 use crate::machine;
 use crate::output::terminal::{Role, Terminal};
 use crate::output::{Output, print_problems, to_stderr};
 use crate::problem::{Code, Problem};
 use crate::report::{CommandName, Report, Verdict};
+use crate::shell::shell_word;
 use crate::signals::{self, interrupted};
 use crate::worker::Stop;
 
@@ -33,7 +36,7 @@ pub(crate) struct Outcome {
     /// The exit code of an interruption; else the report decides.
     pub(crate) interrupted: Option<Exit>,
     /// The next useful command, for people.
-    pub(crate) next: Option<String>,
+    pub(crate) next: Option<Next>,
 }
 
 impl Outcome {
@@ -72,8 +75,9 @@ fn new_report(command: CommandName) -> Report {
 }
 
 /// Writes the report, prints the problems, and decides the exit code.
-pub(crate) fn conclude(mut outcome: Outcome, output: &Output, terminal: &Terminal) -> Exit {
+pub(crate) fn conclude(mut outcome: Outcome, output: &Output, terminal: &Terminal, given: &Given) -> Exit {
     let mut problems = outcome.report.errors.clone();
+    outcome.report.answer = answer(&outcome.report);
     let failed_to_write = output.write(&outcome.report, terminal);
     // What was refused before anything was measured is not told twice.
     let was_refused = |failed: &&Problem| {
@@ -88,7 +92,11 @@ pub(crate) fn conclude(mut outcome: Outcome, output: &Output, terminal: &Termina
     let exit = outcome.interrupted.unwrap_or_else(|| exit_of(&outcome.report));
     let hints = !terminal.quiet && !output.format.is_machine() && exit == Exit::Ok;
     if let Some(next) = outcome.next.filter(|_| hints) {
-        to_stderr(&terminal.stderr_paint.paint(Role::Dim, &format!("Next: {next}")));
+        let words =
+            given.words(&next).iter().map(|word| shell_word(&word.to_string_lossy())).collect::<Vec<_>>();
+        let why = if next.why.is_empty() { String::new() } else { format!("   ({})", next.why) };
+        let line = format!("Next: {}{why}", words.join(" "));
+        to_stderr(&terminal.stderr_paint.paint(Role::Dim, &line));
     }
     exit
 }

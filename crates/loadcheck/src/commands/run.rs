@@ -1,7 +1,9 @@
 //! `loadcheck run`: measures a load in fresh worker processes, holds it against its limits and its
 //! promise.
 
-use crate::args::{CacheArg, Device, Gate, Metric, RunArgs};
+use std::path::Path;
+
+use crate::args::{CacheArg, Device, Gate, Metric, Next, RunArgs};
 use crate::config::LoadConfig;
 use crate::inputs;
 use crate::limits;
@@ -11,7 +13,6 @@ use crate::output::terminal::Terminal;
 use crate::problem::{Code, Problem};
 use crate::progress::Progress;
 use crate::report::{CacheState, CommandName, Place, Report, Verdict};
-use crate::shell::shell_word;
 use crate::signals::Interrupts;
 use crate::source::{self, Resolved};
 use crate::worker::{Checked, MeasureTask, Stop, Task, Watch};
@@ -59,7 +60,7 @@ pub(crate) fn run(args: &RunArgs, output: &Output, terminal: &Terminal) -> Outco
     if let Err(stop) = session.measure_all(&checked, &watches) {
         return session.stop(stop, Vec::new());
     }
-    session.judge(&gates, &checked, &resolved)
+    session.judge(&gates, &checked)
 }
 
 /// A `run` in progress.
@@ -167,7 +168,7 @@ impl Session<'_> {
     }
 
     /// Holds the runs against limits and promise.
-    fn judge(mut self, gates: &[Gate], checked: &Checked, resolved: &Resolved) -> Outcome {
+    fn judge(mut self, gates: &[Gate], checked: &Checked) -> Outcome {
         let crossings = std::mem::take(&mut self.crossings);
         let first_exceeded = |metric: Metric, limit_bytes: u64| {
             let mut found = crossings
@@ -181,7 +182,7 @@ impl Session<'_> {
         report.limits = limits;
         report.verdict = verdict(report, self.args.limits.strict_noise);
         report.fail(problems);
-        let next = next(report, resolved);
+        let next = next(report);
         Outcome { report: self.report, interrupted: None, next }
     }
 }
@@ -238,15 +239,21 @@ pub(crate) fn verdict(report: &Report, strict_noise: bool) -> Verdict {
     }
 }
 
-/// The next useful command: a gate that holds what was measured.
-fn next(report: &Report, resolved: &Resolved) -> Option<String> {
+/// The next useful command: a gate that holds what was measured, or a file that keeps the numbers.
+fn next(report: &Report) -> Option<Next> {
     let peak = report.runs.iter().filter_map(|run| run.peak.host_bytes).max()?;
-    let source = shell_word(&resolved.given);
     if report.limits.is_empty() {
-        Some(format!("loadcheck {source} --max-host {}   (a gate for CI)", container(peak).0))
-    } else {
-        Some(format!("loadcheck {source} --json -o loadcheck.json   (to keep the numbers)"))
+        let flags = vec![("max-host", Some(container(peak).0))];
+        return Some(Next { command: "run", flags, why: "a gate for CI", ..Next::default() });
     }
+    keep("run", "loadcheck.json", "to keep the numbers")
+}
+
+/// The same command once more, its report in a file. None where there is such a file.
+pub(super) fn keep(command: &'static str, file: &str, why: &'static str) -> Option<Next> {
+    let flags = vec![("json", None), ("output", Some(file.to_owned()))];
+    let next = Next { command, flags, keeps_limits: true, why, ..Next::default() };
+    (!Path::new(file).exists()).then_some(next)
 }
 
 #[cfg(test)]

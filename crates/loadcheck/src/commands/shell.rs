@@ -41,5 +41,31 @@ pub(crate) fn man(args: &ManArgs) -> Result<String, Problem> {
         .manual("loadcheck manual")
         .render(&mut page);
     rendered.map_err(|error| Problem::new(Code::CannotWrite, error.to_string()))?;
-    String::from_utf8(page).map_err(|error| Problem::new(Code::CannotWrite, error.to_string()))
+    let page = String::from_utf8(page).map_err(|error| Problem::new(Code::CannotWrite, error.to_string()))?;
+    Ok(with_examples(&page))
+}
+
+/// Indented lines stay lines: without `.nf` they would be filled like any text.
+fn with_examples(page: &str) -> String {
+    let (mut text, mut is_inside) = (String::with_capacity(page.len()), false);
+    for line in page.lines() {
+        if line.starts_with("  ") != is_inside {
+            is_inside = !is_inside;
+            text.push_str(if is_inside { ".nf\n" } else { ".fi\n" });
+        }
+        text.push_str(line);
+        text.push('\n');
+    }
+    if is_inside { text + ".fi\n" } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn examples_stay_lines() {
+        assert_eq!(with_examples("a\n  b c\n  d\ne\n"), "a\n.nf\n  b c\n  d\n.fi\ne\n");
+        assert_eq!(with_examples("a\n  b\n"), "a\n.nf\n  b\n.fi\n");
+    }
 }

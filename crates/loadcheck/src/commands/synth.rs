@@ -5,13 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use crate::args::SynthArgs;
+use crate::args::{Next, SynthArgs};
 use crate::output::Output;
 use crate::output::terminal::Terminal;
 use crate::problem::{Code, Problem};
 use crate::progress::Progress;
 use crate::report::{CommandName, Synth};
-use crate::shell::shell_word;
 use crate::signals::Interrupts;
 use crate::sizes::SizeContext;
 use onelayer_synth::{SynthError, SynthReport, SynthRequest};
@@ -42,7 +41,8 @@ pub(crate) fn run(args: &SynthArgs, output: &Output, terminal: &Terminal) -> Out
                 seed: made.seed,
                 seconds: made.elapsed.as_secs_f64(),
             });
-            let next = format!("loadcheck {}", shell_word(&args.target.to_string_lossy()));
+            let places = vec![args.target.to_string_lossy().into_owned()];
+            let next = Next { command: "run", places, ..Next::default() };
             Outcome { next: Some(next), ..Outcome::of(report) }
         }
         Err(error) => match signal.filter(|_| error.is_interrupted()) {
@@ -101,7 +101,17 @@ fn make(
 
 /// The error, sorted by what to do about it.
 fn translate(error: &SynthError) -> Problem {
-    let code = if error.is_request() {
+    // The same codes as those of `convert`.
+    let code = if matches!(error, SynthError::NoSpace { .. }) {
+        Code::NoSpace
+    } else if matches!(
+        error,
+        SynthError::NotADirectory { .. } | SynthError::NotEmpty { .. } | SynthError::ForeignCheckpoint { .. }
+    ) {
+        Code::TargetRefused
+    } else if matches!(error, SynthError::Io { .. } | SynthError::Full { .. } | SynthError::Appeared { .. }) {
+        Code::WriteFailed
+    } else if error.is_request() {
         Code::CannotBeMet
     } else if error.is_invalid_config() {
         Code::SourceInvalid

@@ -5,14 +5,16 @@ use std::time::Instant;
 
 use onelayer::convert::{ConvertEvent, Verification};
 
-use crate::args::VerifyArgs;
+use crate::args::{Next, VerifyArgs};
+use crate::config::Opening;
+use crate::convert::blobs;
 use crate::convert::interruptible::{Ended, OnSignal, run_interruptible};
 use crate::convert::observer::Observer;
 use crate::convert::translate::{self, Stage};
 use crate::output::Output;
 use crate::output::terminal::Terminal;
+use crate::problem::{Code, Problem};
 use crate::report::{CommandName, Report, Source};
-use crate::shell::shell_word;
 use crate::signals::Interrupts;
 use crate::source::{self, Resolved};
 
@@ -33,13 +35,24 @@ pub(crate) fn run(args: &VerifyArgs, output: &Output, terminal: &Terminal) -> Ou
     };
     let against = against.flatten();
     report.source = Some(directory.named(Source::default()));
-    verify(report, &directory, against.as_ref(), &interrupts, terminal)
+    let opening = Opening { prefix: args.prefix.clone(), ..Opening::default() };
+    let verification = Verification::default().open_options(opening.options());
+    let mut outcome = verify(report, &directory, against.as_ref(), verification, &interrupts, terminal);
+    let is_unchecked = outcome.report.verification.as_ref().is_some_and(|found| found.bytes == 0);
+    if args.require_hashes && is_unchecked && outcome.report.error.is_none() {
+        let problem = Problem::new(Code::VerifyFailed, "there is no hash to check the weights by")
+            .at(&directory.given)
+            .help("--against SOURCE compares with another copy; `loadcheck convert` writes a manifest of hashes");
+        outcome.report.fail(vec![problem]);
+    }
+    outcome
 }
 
 fn verify(
     mut report: Report,
     directory: &Resolved,
     against: Option<&Resolved>,
+    verification: Verification,
     interrupts: &Interrupts,
     terminal: &Terminal,
 ) -> Outcome {
@@ -51,8 +64,9 @@ fn verify(
     let start = Instant::now();
     let done = run_interruptible(interrupts, OnSignal::Leave, move || {
         let mut observe = |event: &ConvertEvent<'_>| listener.hear(event);
-        let found = Verification::default().run(&path, other.as_deref(), &mut observe);
-        found.map_err(|error| translate::problems(&error, Stage::Running, None))
+        let found = verification.run(&path, other.as_deref(), &mut observe);
+        let found = found.map_err(|error| translate::problems(&error, Stage::Running, None))?;
+        Ok((found, blobs::verify(&path)))
     });
     let elapsed = start.elapsed();
     observer.finish();
@@ -62,14 +76,24 @@ fn verify(
         Err(problem) => return Outcome::refused(report, vec![problem]),
     };
     match found {
-        Ok(found) => {
+        Ok((found, in_cache)) => {
             let mut verification =
                 compared(directory.given.clone(), against.map(|against| against.given.clone()), &found);
+            let in_cache_files = in_cache.files;
+            verification.files += in_cache_files;
+            verification.bytes += in_cache.bytes;
+            verification.differences.extend(in_cache.differences);
             verification.seconds = Some(elapsed.as_secs_f64());
-            report.notes.extend(found.notes);
+            // That there is no manifest matters where nothing else has hashes.
+            let is_checked = in_cache_files > 0;
+            let notes = found.notes.into_iter();
+            report.notes.extend(
+                notes.filter(|note| !is_checked || !note.starts_with("there is no onelayer.manifest")),
+            );
             report.fail(difference_problem(&verification).into_iter().collect());
             report.verification = Some(verification);
-            let next = format!("loadcheck {} --device none", shell_word(&directory.given));
+            let flags = vec![("device", Some("none".to_owned()))];
+            let next = Next { command: "run", flags, ..Next::default() };
             Outcome { next: Some(next), ..Outcome::of(report) }
         }
         Err(problems) => Outcome::refused(report, problems),

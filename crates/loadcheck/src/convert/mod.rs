@@ -3,6 +3,7 @@
 //!
 //! The library does the conversion; the commands are in [`crate::commands`].
 
+pub(crate) mod blobs;
 pub(crate) mod estimate;
 pub(crate) mod interruptible;
 pub(crate) mod measurement;

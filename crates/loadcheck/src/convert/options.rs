@@ -11,6 +11,7 @@ use super::patterns::Selection;
 use super::rules::{DtypeRules, RULES_BYTES_MAX};
 use super::survey::Survey;
 use crate::args::{ConvertArgs, ExpertsArg, name_of};
+use crate::config::Opening;
 use crate::config::bad_pattern;
 use crate::inputs::layer_map;
 use crate::problem::{Code, Problem};
@@ -67,6 +68,11 @@ impl Options {
         self.args.files.layers.as_deref()
     }
 
+    /// How the files of the source are opened.
+    pub(crate) fn opening(&self) -> Opening {
+        Opening { prefix: self.args.tensors.prefix.clone(), ..Opening::default() }
+    }
+
     /// The library's settings, with patterns and sizes resolved against the source.
     ///
     /// # Errors
@@ -112,6 +118,7 @@ impl Options {
             Some(ExpertsArg::Together) | None => Experts::Together,
         };
         let mut conversion = Conversion::new()
+            .open_options(self.opening().options())
             .host_budget(budget_bytes)
             .io(work.io.mode())
             .grouping(if files.merge { Grouping::Merged } else { Grouping::PerLayer })
@@ -158,6 +165,7 @@ impl Options {
         let path = |flag: &str, path: &Path| format!("{flag} {}", shell_word(&path.to_string_lossy()));
         let mut options = Vec::new();
         options.extend(files.max_shard_size.map(|size| format!("--max-shard-size {size}")));
+        options.extend(tensors.prefix.iter().map(|prefix| format!("--prefix {}", shell_word(prefix))));
         options.extend(files.experts.map(|experts| format!("--experts {}", name_of(experts))));
         options.extend(files.merge.then(|| "--merge".to_owned()));
         options.extend(files.layers.as_deref().map(|file| path("--layers", file)));

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use onelayer::checkpoint::Checkpoint;
 use onelayer::layers::{LayerKind, LayerMap, Layers};
 
+use crate::config::Opening;
 use crate::inputs::{context_of, describe, open_checkpoint};
 use crate::library_errors;
 use crate::problem::Problem;
@@ -35,10 +36,11 @@ impl Survey {
     /// Everything that is wrong with it; `map_path` is where the layer rules are from.
     pub(crate) fn open(
         path: &Path,
+        opening: &Opening,
         map: &LayerMap,
         map_path: Option<&Path>,
     ) -> Result<(Self, Checkpoint), Vec<Problem>> {
-        let checkpoint = open_checkpoint(path, false)?;
+        let checkpoint = open_checkpoint(path, opening)?;
         let layers = Layers::group_with(&checkpoint, map)
             .map_err(|error| vec![library_errors::layers(&error, map_path)])?;
         let stack_of = |kind: &LayerKind| match kind {

@@ -84,7 +84,7 @@ fn mebibytes(bytes: u64, more_percent: u64) -> u64 {
 
 /// A size without rounding: in mebibytes where they are whole.
 fn exact(bytes: u64) -> String {
-    if bytes.is_multiple_of(MIB) { format!("{}MiB", bytes / MIB) } else { bytes.to_string() }
+    if bytes.is_multiple_of(MIB) { format!("{}MiB", bytes / MIB) } else { format!("{bytes}B") }
 }
 
 #[cfg(test)]
@@ -148,7 +148,7 @@ mod tests {
         );
         assert_eq!(
             of_ours(&params, &load),
-            format!("{common} --device-budget=1048577 --readers=3 '--select=a b$' --max-host=1000MiB")
+            format!("{common} --device-budget=1048577B --readers=3 '--select=a b$' --max-host=1000MiB")
         );
         assert_eq!(exact(5000), "5000");
     }

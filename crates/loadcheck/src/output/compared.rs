@@ -17,9 +17,11 @@ pub(super) fn document(report: &Report, view: View) -> Document {
         return document;
     }
     document.extend(report.source.as_ref().map(|source| facts::source(source, view)));
-    document.extend(report.runs.iter().find_map(|run| run.params.as_ref()).map(facts::strategy));
     let reading = report.runs.iter().rfind(|run| !run.io.files.is_empty());
-    document.extend(reading.into_iter().flat_map(|run| facts::reading(&run.io.files)));
+    if view.shows_how() {
+        document.extend(report.runs.iter().find_map(|run| run.params.as_ref()).map(facts::strategy));
+        document.extend(reading.into_iter().flat_map(|run| facts::reading(&run.io.files)));
+    }
     if view.is_page {
         document.extend(reading.and_then(|run| facts::moved(&run.io)));
     }

@@ -21,15 +21,23 @@ const FALLBACKS_MAX: usize = 3;
 pub(super) fn convert(report: &Report, view: View) -> Document {
     let mut document = Document::default();
     let Some(convert) = &report.convert else { return document };
+    let has_written =
+        convert.result.as_ref().is_some_and(|result| result.files_written + result.files_kept > 0);
+    if report.error.is_some() && !has_written && !view.is_page {
+        // What went wrong is on stderr, and nothing else happened.
+        return document;
+    }
     document.extend(report.source.as_ref().map(|source| facts::source(source, view)));
     let part =
         convert.part.as_ref().map(|part| format!(", part {part}: {}", count(convert.part_files, "file")));
     document.fact("target", name(&convert.target) + part);
     add_files(convert, view, &mut document);
     match &convert.result {
-        None => add_forecast(report, convert, &mut document),
+        None => add_forecast(report, convert, view, &mut document),
         Some(result) => {
-            document.fact("strategy", strategy(convert));
+            if view.shows_how() {
+                document.fact("strategy", strategy(convert));
+            }
             document.table(measured::peaks(report, view));
             document.extend(facts::broken_promises(report));
             add_result(convert, result, &mut document);
@@ -88,7 +96,7 @@ fn every_file(convert: &Convert) -> Table {
 }
 
 /// What a dry run predicts: room, memory, time.
-fn add_forecast(report: &Report, convert: &Convert, document: &mut Document) {
+fn add_forecast(report: &Report, convert: &Convert, view: View, document: &mut Document) {
     let done = convert.files.iter().filter(|file| file.state == FileState::Kept).count();
     if done > 0 {
         document.fact("done", format!("{done} of them, by an earlier run"));
@@ -100,7 +108,9 @@ fn add_forecast(report: &Report, convert: &Convert, document: &mut Document) {
         let (host, budget) = (bytes(memory.host_bytes), bytes(convert.params.budget_bytes));
         let smallest = bytes(memory.smallest_budget_bytes);
         document.fact("memory", format!("{host} of the budget of {budget} (derived); at least {smallest}"));
-        document.table(facts::memory_terms(&memory.terms, None));
+        if view.shows_how() {
+            document.table(facts::memory_terms(&memory.terms, None));
+        }
     }
     document.line("Nothing was written: this was a dry run.");
 }
@@ -160,14 +170,24 @@ fn add_result(convert: &Convert, result: &Converted, document: &mut Document) {
     }
     match (result.complete, result.seconds) {
         (true, _) => {
-            let text = "opens in any loader that reads safetensors files and the standard index";
-            document.fact("complete", text);
+            document.fact("complete", readers(convert, result));
         }
         (false, Some(_)) => {
             let part = convert.part.as_deref().unwrap_or("this one");
             document.fact("part", format!("{part} is there; index and manifest come with --finish"));
         }
         (false, None) => document.fact("partial", "the same command continues after the finished files"),
+    }
+}
+
+/// What can read the result.
+fn readers(convert: &Convert, result: &Converted) -> &'static str {
+    let is_quantised = !result.quantised.is_empty()
+        || convert.params.options.iter().any(|option| option.contains("quantise"));
+    if is_quantised {
+        "quantised weights and scales for onelayer's loaders (Rust, Python, C); others would take them for plain weights"
+    } else {
+        "opens in any loader that reads safetensors files and the standard index"
     }
 }
 
@@ -200,7 +220,9 @@ fn add_verification(found: &Verification, view: View, document: &mut Document) {
     let size = bytes(found.bytes);
     let against = found.against.as_ref().map(|against| format!(" and as in {against}")).unwrap_or_default();
     let outcome = match found.differences.len() {
-        0 if found.bytes == 0 => format!("headers and index are as they should be{against}").into(),
+        0 if found.bytes == 0 => {
+            format!("headers and index are in order{against}; the weights were not checked").into()
+        }
         0 => format!("as it should be{against}").into(),
         number => role(Role::Bad, count(to_u64(number), "difference")),
     };

@@ -9,13 +9,14 @@ use super::escape::escape;
 use super::facts::as_typed;
 use crate::listing::Layer;
 use crate::report::{
-    Check, CommandName, Compared, ConvertFile, Difference, Fitted, KindSlope, Params, Report, Run, Synth, Try,
+    Check, CommandName, Compared, ConvertFile, Difference, Fitted, KindSlope, Params, Report, Room, Run,
+    Synth, Try,
 };
 
 /// A row: the name of each column, and its cell.
 type Row<const N: usize> = [(&'static str, String); N];
 
-/// Writes a row for each run (`run`, `exec`), row of a comparison, layer (`plan`, `inspect`),
+/// Writes a row for each run (`run`, `exec`), row of a comparison, layer (`plan`, `inspect`), answer (`fits`),
 /// checkpoint (`synth`), file (`convert`), difference (`verify`), try (`fit`), slope (`leak`) or
 /// check (`doctor`). An empty cell is "not measured".
 pub(super) fn write(report: &Report, to: &mut dyn Write) -> io::Result<()> {
@@ -23,6 +24,7 @@ pub(super) fn write(report: &Report, to: &mut dyn Write) -> io::Result<()> {
         CommandName::Run | CommandName::Exec => write_rows(to, report.runs.iter().enumerate().map(run)),
         CommandName::Compare => write_rows(to, report.comparison.iter().map(compared)),
         CommandName::Plan | CommandName::Inspect => write_rows(to, report.layers.iter().map(layer)),
+        CommandName::Fits => write_rows(to, report.room.iter().map(room)),
         CommandName::Synth => write_rows(to, report.synth.iter().map(synth)),
         CommandName::Convert => {
             write_rows(to, report.convert.iter().flat_map(|convert| &convert.files).map(file))
@@ -63,6 +65,15 @@ fn cell(value: impl Serialize) -> String {
 /// Quotes as RFC 4180 asks.
 fn quoted(cell: String) -> String {
     if cell.contains([',', '"', '\n', '\r']) { format!("\"{}\"", cell.replace('"', "\"\"")) } else { cell }
+}
+
+fn room(room: &Room) -> Row<4> {
+    [
+        ("needed_bytes", cell(room.needed_bytes)),
+        ("limit_bytes", cell(room.limit_bytes)),
+        ("limit_of", cell(room.limit_of)),
+        ("fits", cell(room.fits)),
+    ]
 }
 
 fn run((index, run): (usize, &Run)) -> Row<25> {

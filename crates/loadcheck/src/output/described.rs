@@ -6,7 +6,7 @@ use super::terminal::Role;
 use super::{facts, placed};
 use crate::listing::{Layer, Listing};
 use crate::numbers::{bytes, count, grouped, rate, seconds};
-use crate::report::Report;
+use crate::report::{MemoryTerm, Report};
 use onelayer::units::to_u64;
 
 /// Layers that a terminal shows. If there are more, neighbours of one stack share a row.
@@ -21,8 +21,10 @@ pub(super) fn plan(report: &Report, view: View) -> Document {
     let mut document = Document::default();
     let (Some(plan), Some(source)) = (&report.plan, &report.source) else { return document };
     document.push(facts::source(source, view));
-    document.push(facts::strategy(&plan.params));
-    document.extend(facts::reading(&plan.files));
+    if view.shows_how() {
+        document.push(facts::strategy(&plan.params));
+        document.extend(facts::reading(&plan.files));
+    }
     document.gap();
     document.line(role(Role::Strong, "host memory, derived from the headers (nothing was measured)"));
     let sum = format!("sum; the budget is {}", bytes(plan.params.budget_bytes));
@@ -41,14 +43,16 @@ pub(super) fn plan(report: &Report, view: View) -> Document {
     if let Some(smallest) = plan.smallest_budget_bytes {
         document.line(format!("smallest budget: {} (derived)", bytes(smallest)));
     }
-    document.line(format!(
-        "{}, {} in all; {} over-read; {} in the order of {} (derived)",
-        count(plan.reads, "read"),
-        bytes(plan.read_bytes),
-        bytes(plan.over_read_bytes),
-        count(plan.jumps, "jump"),
-        plan.order
-    ));
+    if view.shows_how() {
+        document.line(format!(
+            "{}, {} in all; {} over-read; {} in the order of {} (derived)",
+            count(plan.reads, "read"),
+            bytes(plan.read_bytes),
+            bytes(plan.over_read_bytes),
+            count(plan.jumps, "jump"),
+            plan.order
+        ));
+    }
     if let Some(rank) = &plan.rank {
         document.line(format!(
             "rank {} of {}: {} in part, {} whole; {} wanted, {} of gaps (derived)",
@@ -65,6 +69,34 @@ pub(super) fn plan(report: &Report, view: View) -> Document {
         Some(placement) => placed::add(placement, view, &mut document),
         None => layers(&report.layers, view, &mut document),
     }
+    if let Some(rank) = plan.rank.as_ref().filter(|_| report.placement.is_none()) {
+        let own = bytes(plan.tensor_bytes);
+        document.line(format!(
+            "  of these, rank {} of {} loads {own}: sizes above are whole",
+            rank.rank, rank.world
+        ));
+    }
+    document
+}
+
+/// The document of `fits`: what the sum is made of.
+pub(super) fn fits(report: &Report, view: View) -> Document {
+    let mut document = Document::default();
+    let (Some(plan), Some(source), Some(room)) = (&report.plan, &report.source, &report.room) else {
+        return document;
+    };
+    document.push(facts::source(source, view));
+    let resident_bytes = plan.resident_host_bytes.unwrap_or(0);
+    let rest_bytes = room.needed_bytes.saturating_sub(plan.host_bytes.saturating_add(resident_bytes));
+    let term = |name: &str, bytes| MemoryTerm { name: name.to_owned(), bytes };
+    let terms = [
+        term("layers that stay on the host", resident_bytes),
+        term("staging and plan, within --budget", plan.host_bytes),
+        term("the program, at most", rest_bytes),
+    ];
+    let sum = "unreclaimable memory at most, derived from the headers (nothing was measured)";
+    document.table(facts::memory_terms(&terms, Some((room.needed_bytes, sum.to_owned()))));
+    document.extend(Some(facts::strategy(&plan.params)).filter(|_| view.verbose));
     document
 }
 

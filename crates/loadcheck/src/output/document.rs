@@ -25,6 +25,11 @@ pub(crate) struct View {
 impl View {
     /// A page.
     pub(crate) const PAGE: Self = Self { is_page: true, is_narrow: false, verbose: false };
+
+    /// How it was done is shown, beside what came of it.
+    pub(crate) fn shows_how(self) -> bool {
+        self.is_page || self.verbose
+    }
 }
 
 /// The parts of a document, top to bottom.
@@ -38,6 +43,8 @@ pub(crate) enum Part {
     Fact(String, Text),
     /// A line.
     Line(Text),
+    /// The answer: a sentence that wraps.
+    Answer(Role, String),
     /// A lead, and a text that wraps beside it.
     Wrapped(Text, String),
     /// Rows under a header.
@@ -52,6 +59,11 @@ impl Document {
     /// Adds a part.
     pub(crate) fn push(&mut self, part: Part) {
         self.0.push(part);
+    }
+
+    /// Puts parts before all others.
+    pub(crate) fn begin(&mut self, parts: impl IntoIterator<Item = Part>) {
+        self.0.splice(0..0, parts);
     }
 
     /// Adds parts.

@@ -6,8 +6,8 @@ use super::terminal::Role;
 use crate::args::CacheArg;
 use crate::numbers::{bytes, count, grouped, growth, percent, rate, seconds};
 use crate::report::{
-    FileReading, IoCounters, Limit, MemoryTerm, Outcome, Params, Passes, Place, PlaceShare, QuantisedTensor,
-    Report, Run, Shares, Source,
+    FileReading, Finding, IoCounters, Limit, MemoryTerm, Outcome, Params, Passes, Place, PlaceShare,
+    QuantisedTensor, Report, Run, Shares, Source,
 };
 use onelayer::units::to_u64;
 
@@ -17,6 +17,17 @@ const FILE_GROUPS_MAX: usize = 4;
 const PASSES_MAX: usize = 8;
 /// Quantised tensors that are shown.
 const QUANTISED_MAX: usize = 3;
+
+/// The answer. That of an error is on stderr.
+pub(super) fn answer(report: &Report) -> Option<Part> {
+    let answer = report.answer.as_ref().filter(|answer| answer.outcome != Finding::Error)?;
+    let role = match answer.outcome {
+        Finding::Ok | Finding::Fits => Role::Good,
+        Finding::Unclear => Role::Warning,
+        _ => Role::Bad,
+    };
+    Some(Part::Answer(role, answer.sentence.clone()))
+}
 
 /// `source    ./model (4 files, 291 tensors, 15 GiB BF16)`
 pub(super) fn source(source: &Source, view: View) -> Part {
@@ -29,7 +40,9 @@ pub(super) fn source(source: &Source, view: View) -> Part {
     if source.revision.is_some() {
         facts.push("local cache".to_owned());
     }
-    facts.extend(source.files.map(|files| count(files, "file")));
+    let format = source.formats.join(" and ");
+    let kind = if matches!(&*format, "" | "safetensors") { "file".to_owned() } else { format + " file" };
+    facts.extend(source.files.map(|files| count(files, &kind)));
     facts.extend(source.tensors.map(|tensors| count(tensors, "tensor")));
     facts.extend(source.layers.map(|layers| count(layers, "layer")));
     if let Some(total) = source.bytes {
@@ -186,7 +199,9 @@ pub(super) fn memory_terms(terms: &[MemoryTerm], total: Option<(u64, String)>) -
 }
 
 /// How long each pass took, and what the load waited for.
-pub(super) fn passes(passes: &Passes) -> Vec<Part> {
+pub(super) fn passes(passes: &Passes, io: &IoCounters) -> Vec<Part> {
+    let is_cached = io.read_bytes.is_some_and(|read| read > 0) && io.from_cache_bytes >= io.read_bytes;
+    let shares = |shares| self::shares(shares, if is_cached { "page cache" } else { "disk" });
     let kept = match passes.kept_bytes {
         0 => String::new(),
         kept_bytes => format!(", kept layers {}", bytes(kept_bytes)),
@@ -208,18 +223,20 @@ pub(super) fn passes(passes: &Passes) -> Vec<Part> {
     if hidden > 0 {
         parts.push(Part::Line(format!("  {hidden} between are left out (all of them: --json)").into()));
     }
-    parts.push(fact("binds", shares(&passes.shares)));
+    parts.push(fact("bottleneck", shares(&passes.shares)));
     parts
 }
 
 /// `disk 82 %, engine 3 %`: the largest first, none below half a per cent.
-fn shares(shares: &Shares) -> String {
+fn shares(shares: &Shares, reading: &str) -> String {
     let mut named: Vec<_> = shares.named().into_iter().filter(|(_, share)| *share >= 0.005).collect();
     named.sort_by(|one, other| other.1.total_cmp(&one.1));
     if named.is_empty() {
         return "nothing: no waits".to_owned();
     }
-    let parts: Vec<_> = named.iter().map(|(name, share)| format!("{name} {}", percent(*share))).collect();
+    let name = |name| if name == "disk" { reading } else { name };
+    let parts: Vec<_> =
+        named.iter().map(|(what, share)| format!("{} {}", name(*what), percent(*share))).collect();
     parts.join(", ")
 }
 
@@ -545,15 +562,18 @@ mod tests {
 
     #[test]
     fn what_binds_is_named_largest_first() {
-        let text = lines(passes(&pass_after_pass(2))).join("\n");
+        let text = lines(passes(&pass_after_pass(2), &IoCounters::default())).join("\n");
         assert!(text.starts_with("passes    2 of 20, window 64 MiB, kept layers 1 MiB\n"), "{text}");
-        assert!(text.ends_with("\nbinds     disk 82 %, engine 3 %"), "{text}");
-        assert_eq!(shares(&Shares::default()), "nothing: no waits");
+        assert!(text.ends_with("\nbottleneck  disk 82 %, engine 3 %"), "{text}");
+        assert_eq!(shares(&Shares::default(), "disk"), "nothing: no waits");
+        let cached = IoCounters { read_bytes: Some(9), from_cache_bytes: Some(9), ..IoCounters::default() };
+        let text = lines(passes(&pass_after_pass(2), &cached)).join("\n");
+        assert!(text.ends_with("page cache 82 %, engine 3 %") && !text.contains("disk"), "{text}");
     }
 
     #[test]
     fn many_passes_are_a_few_lines() {
-        let lines = lines(passes(&pass_after_pass(20)));
+        let lines = lines(passes(&pass_after_pass(20), &IoCounters::default()));
         assert_eq!(lines.len(), 1 + PASSES_MAX + 2);
         assert!(lines[PASSES_MAX].starts_with("  pass 20 "), "{lines:?}");
         assert!(lines[PASSES_MAX + 1].contains("12 between"), "{lines:?}");

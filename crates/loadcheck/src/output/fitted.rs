@@ -61,7 +61,8 @@ pub(super) fn log(report: &Report, fit: &Fit, view: View) -> Document {
 fn add_facts(report: &Report, fit: &Fit, view: View, document: &mut Document) {
     document.extend(report.source.as_ref().map(|source| facts::source(source, view)));
     let has_ours = fit.loaders.iter().any(|fitted| fitted.command.is_none());
-    document.extend(report.plan.as_ref().filter(|_| has_ours).map(|plan| facts::strategy(&plan.params)));
+    let plan = report.plan.as_ref().filter(|_| has_ours && view.shows_how());
+    document.extend(plan.map(|plan| facts::strategy(&plan.params)));
     document.extend(facts::device(report));
     let asked = fit.cache.unwrap_or(CacheArg::Cold);
     let shares = fit.loaders.iter().flat_map(|fitted| &fitted.tries).map(|tried| tried.cached_share);

@@ -90,7 +90,7 @@ pub(super) fn write_lines(report: &Report, to: &mut dyn Write) -> io::Result<()>
     each(report, to, "slope", slopes.into_iter().flatten())?;
     each(report, to, "check", &report.doctor)?;
     let summary = json!({
-        "tool": report.tool, "command": report.command, "verdict": report.verdict, "error": report.error,
+        "tool": report.tool, "command": report.command, "verdict": report.verdict, "answer": report.answer, "error": report.error,
         "host": report.host, "source": report.source, "exec": report.exec, "unavailable": report.unavailable,
         "notes": report.notes,
     });

@@ -20,7 +20,8 @@ pub(super) fn document(report: &Report, view: View) -> Document {
             document.fact("loads", format!("{} ({})", load.name, bytes(load.tensor_bytes)));
         }
     }
-    document.extend(report.runs.first().and_then(|run| run.params.as_ref()).map(facts::strategy));
+    let params = report.runs.first().and_then(|run| run.params.as_ref());
+    document.extend(params.filter(|_| view.shows_how()).map(facts::strategy));
     document.extend(facts::device(report));
     document.fact("cycles", cycles(report, leak));
     document.gap();

@@ -9,6 +9,7 @@ pub(crate) fn draw(document: &Document) -> String {
     let block = |part: &Part| match part {
         Part::Fact(label, value) => Some(words(&format!("{} {}", plain(label), text(value)))),
         Part::Line(line) => Some(words(&text(line))),
+        Part::Answer(_, sentence) => Some(format!("**{}**", words(&plain(sentence)))),
         Part::Wrapped(lead, rest) => Some(words(&format!("{}{}", text(lead), plain(rest)))),
         Part::Table(rows) => Some(table(rows)),
         Part::Verbatim(lines) => Some(verbatim(lines)),

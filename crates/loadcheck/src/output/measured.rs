@@ -20,13 +20,15 @@ pub(super) fn document(report: &Report, view: View) -> Document {
         document.fact("command", name(exec.command.join(" ")));
         document.fact("ended", how_it_ended(exec));
     }
-    document.extend(first.params.as_ref().map(facts::strategy));
-    document.extend(facts::reading(&last.io.files));
-    document.extend(facts::moved(&last.io));
+    if view.shows_how() {
+        document.extend(first.params.as_ref().map(facts::strategy));
+        document.extend(facts::reading(&last.io.files));
+        document.extend(facts::moved(&last.io));
+    }
     document.extend(facts::device(report));
     document.extend(facts::cache(&report.runs));
     document.table(peaks(report, view));
-    document.extend(last.passes.iter().flat_map(facts::passes));
+    document.extend(last.passes.iter().flat_map(|passes| facts::passes(passes, &last.io)));
     document.extend(facts::quantised(&last.quantised));
     document.extend(last.places.iter().map(facts::place_share));
     document.extend(facts::verified(report));

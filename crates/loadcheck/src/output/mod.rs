@@ -110,8 +110,10 @@ impl Format {
             Self::Json => return json::write(report, to),
             Self::Jsonl => return json::write_lines(report, to),
             Self::Csv => return csv::write(report, to),
-            Self::Table => text::draw(&document(report, View { is_narrow, ..view }), look.paint, look.width),
-            Self::Plain => text::draw(&document(report, view), Paint::NONE, None),
+            Self::Table => {
+                look.plain(text::draw(&document(report, View { is_narrow, ..view }), look.paint, look.width))
+            }
+            Self::Plain => look.plain(text::draw(&document(report, view), Paint::NONE, None)),
             Self::Markdown => markdown::draw(&document(report, View::PAGE)),
             Self::Github => github::draw(report, &document(report, View::default())),
             Self::Html => picture::html(report),
@@ -130,6 +132,14 @@ struct Look {
     width: Option<u16>,
     /// More detail.
     verbose: bool,
+    /// No other characters than those of ASCII, as far as they are ours.
+    is_ascii: bool,
+}
+
+impl Look {
+    fn plain(&self, text: String) -> String {
+        if self.is_ascii { text.replace('·', "-").replace('±', "+-").replace('…', "...") } else { text }
+    }
 }
 
 /// The document that a command makes of its report, with notes and, on a page, limits and errors.
@@ -138,6 +148,7 @@ fn document(report: &Report, view: View) -> Document {
         CommandName::Run | CommandName::Exec => measured::document(report, view),
         CommandName::Compare => compared::document(report, view),
         CommandName::Plan => described::plan(report, view),
+        CommandName::Fits => described::fits(report, view),
         CommandName::Inspect => described::inspect(report, view),
         CommandName::Synth => described::synth(report),
         CommandName::Convert => converted::convert(report, view),
@@ -147,13 +158,15 @@ fn document(report: &Report, view: View) -> Document {
         CommandName::Doctor => examined::document(report, view),
         CommandName::Unknown => Document::default(),
     };
+    if document.is_empty() && view.is_page {
+        document.extend(report.source.as_ref().map(|source| facts::source(source, view)));
+    }
     let is_emitted = report.fit.as_ref().is_some_and(|fit| fit.emit.is_some());
+    let is_shown = view.is_page || (!document.is_empty() && !is_emitted);
+    document.begin(facts::answer(report).filter(|_| is_shown && (!view.is_page || !is_emitted)));
     if view.is_page {
-        if document.is_empty() {
-            document.extend(report.source.as_ref().map(|source| facts::source(source, view)));
-        }
         facts::add_page_end(report, &mut document);
-    } else if !document.is_empty() && !is_emitted {
+    } else if is_shown {
         document.extend(facts::notes(report));
     }
     document
@@ -188,6 +201,8 @@ pub(crate) struct Output {
     target: Option<PathBuf>,
     exports: Vec<(Format, PathBuf)>,
     force: bool,
+    /// The ending of `target` is to pick the format, and does not.
+    is_unknown: bool,
 }
 
 impl Output {
@@ -204,8 +219,12 @@ impl Output {
             .map(|picture| [(Format::Html, &picture.export_html), (Format::Svg, &picture.export_svg)]);
         let exports = reports.into_iter().chain(pictures).flatten();
         let exports = exports.filter_map(|(format, path)| Some((format, path.clone()?))).collect();
+        let format = Format::resolve(asked, target.as_deref(), further.has_picture, terminal);
+        let ending = target.as_deref().and_then(Path::extension).and_then(|ending| ending.to_str());
+        let is_text = ending.is_none_or(|ending| matches!(ending, "txt" | "text" | "log" | "out"));
         Self {
-            format: Format::resolve(asked, target.as_deref(), further.has_picture, terminal),
+            is_unknown: asked == FormatArg::Auto && format == Format::Plain && !is_text,
+            format,
             target,
             exports,
             force: args.force,
@@ -226,8 +245,14 @@ impl Output {
 
     /// Checks every output file. Called before anything is measured.
     pub(crate) fn check(&self) -> Vec<Problem> {
+        let ending = self.target.as_ref().filter(|_| self.is_unknown).map(|target| {
+            let message = "the ending of the output file picks no format";
+            Problem::new(Code::Usage, message)
+                .at(target.display().to_string())
+                .help("end it with .json, .jsonl, .md, .csv or .txt (.html, .svg for run, compare and exec), or add --format")
+        });
         let paths = self.target.iter().chain(self.exports.iter().map(|(_, path)| path));
-        paths.filter_map(|path| refusal(path, self.force)).collect()
+        ending.into_iter().chain(paths.filter_map(|path| refusal(path, self.force))).collect()
     }
 
     /// Checks a file that is not a report.
@@ -245,7 +270,12 @@ impl Output {
     /// # Errors
     /// One problem for each file that could not be written.
     pub(crate) fn write(&self, report: &Report, terminal: &Terminal) -> Vec<Problem> {
-        let look = Look { paint: terminal.stdout_paint, width: terminal.width, verbose: terminal.verbose };
+        let look = Look {
+            paint: terminal.stdout_paint,
+            width: terminal.width,
+            verbose: terminal.verbose,
+            is_ascii: terminal.is_ascii,
+        };
         let in_file = Look { paint: Paint::NONE, width: None, ..look };
         let mut problems = Vec::new();
         match &self.target {
@@ -379,7 +409,13 @@ mod tests {
 
     fn drawn(format: Format, report: &Report) -> String {
         let mut bytes = Vec::new();
-        format.write(report, &Look { paint: Paint::NONE, width: None, verbose: false }, &mut bytes).unwrap();
+        format
+            .write(
+                report,
+                &Look { paint: Paint::NONE, width: None, is_ascii: false, verbose: false },
+                &mut bytes,
+            )
+            .unwrap();
         String::from_utf8(bytes).unwrap()
     }
 }

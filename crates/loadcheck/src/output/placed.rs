@@ -10,6 +10,9 @@ use onelayer::units::to_u64;
 /// Rows of layers that a terminal shows.
 const ROWS_MAX: usize = 40;
 
+/// The largest batch that is searched for: there is no limit then.
+const BATCH_MAX: u64 = 1 << 20;
+
 /// Adds the placement.
 pub(super) fn add(placement: &Placement, view: View, document: &mut Document) {
     let head = "placement, derived from headers and config.json (nothing was measured)";
@@ -71,7 +74,7 @@ fn largest(placement: &Placement) -> Option<String> {
     };
     let mut parts = vec![both("context", largest.context_tokens_on_gpus, largest.context_tokens)];
     if placement.context_tokens > 0 {
-        parts.push(both("batch", largest.batch_on_gpus, largest.batch));
+        parts.push(both("batch", largest.batch_on_gpus, largest.batch).replace(&grouped(BATCH_MAX), "any"));
     }
     Some(format!("largest that fits: {}", parts.join("; ")))
 }

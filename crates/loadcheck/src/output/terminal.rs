@@ -80,6 +80,14 @@ pub(crate) struct Terminal {
     pub(crate) quiet: bool,
     /// More detail.
     pub(crate) verbose: bool,
+    /// The locale is C or POSIX: only ASCII can be read.
+    pub(crate) is_ascii: bool,
+}
+
+/// True if the locale of texts is stated and has no other characters than those of ASCII.
+pub(crate) fn is_ascii_locale() -> bool {
+    let mut names = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().filter_map(std::env::var_os);
+    names.find(|name| !name.is_empty()).is_some_and(|name| name == "C" || name == "POSIX")
 }
 
 impl Terminal {
@@ -104,6 +112,7 @@ impl Terminal {
             progress,
             quiet: args.quiet,
             verbose: args.verbose,
+            is_ascii: is_ascii_locale(),
         }
     }
 }

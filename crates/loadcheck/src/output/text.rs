@@ -17,6 +17,10 @@ pub(crate) fn draw(document: &Document, paint: Paint, width: Option<u16>) -> Str
                 lines.push(format!("{:<8}  {}", escape::escape(label), painted(value, paint)));
             }
             Part::Line(text) => lines.push(painted(text, paint)),
+            Part::Answer(role, sentence) => {
+                let plain = wrapped(&Text::default(), sentence, Paint::NONE, width);
+                lines.extend(plain.iter().map(|line| paint.paint(*role, line)));
+            }
             Part::Wrapped(lead, text) => lines.extend(wrapped(lead, text, paint, width)),
             Part::Table(table) => lines.extend(columns(table, paint, width)),
             Part::Verbatim(text) => lines.extend(text.iter().map(|line| escape::escape(line).into_owned())),

@@ -7,6 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::answer::{Alternative, Answer, Finding, LimitOf, Room};
 pub(crate) use self::compare::{Compared, ComparedPeak, Spread};
 pub(crate) use self::convert::{
     Convert, ConvertFile, ConvertMemory, ConvertParams, Converted, Difference, Duplicate, Estimate,
@@ -25,6 +26,7 @@ pub(crate) use self::run::{
 use crate::listing::Listing;
 use crate::problem::Problem;
 
+mod answer;
 mod compare;
 mod convert;
 mod doctor;
@@ -50,6 +52,9 @@ pub(crate) struct Report {
     pub(crate) command: CommandName,
     /// The outcome.
     pub(crate) verdict: Verdict,
+    /// The answer in one sentence, and in one word for programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) answer: Option<Answer>,
     /// The first problem, if there is one: it decides the exit code.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<Problem>,
@@ -68,6 +73,9 @@ pub(crate) struct Report {
     /// `plan`, `run` and `compare`: the prediction for `stream`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) plan: Option<Plan>,
+    /// `plan` and `fits`: whether the host memory of the load fits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) room: Option<Room>,
     /// `plan --vram`: the place of each layer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) placement: Option<Placement>,
@@ -127,6 +135,8 @@ pub(crate) enum CommandName {
     Run,
     /// One load, predicted.
     Plan,
+    /// One load, predicted and held against a limit of memory.
+    Fits,
     /// A checkpoint, described.
     Inspect,
     /// Several ways of loading, measured side by side.
@@ -231,6 +241,9 @@ pub(crate) struct Source {
     pub(crate) bytes: Option<u64>,
     /// Number of files.
     pub(crate) files: Option<u64>,
+    /// Formats of the files: `safetensors`, `PyTorch zip`, `GGUF`, ...
+    #[serde(default)]
+    pub(crate) formats: Vec<String>,
     /// Number of tensors.
     pub(crate) tensors: Option<u64>,
     /// Number of layers.

@@ -207,7 +207,7 @@ pub(crate) fn needed_bytes(
     tensors: &[TensorId],
     keeps: bool,
 ) -> Result<u64, StrategyError> {
-    let sizes = tensors.iter().map(|tensor| checkpoint.tensor(*tensor).extent.len_bytes());
+    let sizes = tensors.iter().map(|tensor| checkpoint.tensor(*tensor).len_bytes());
     match strategy {
         SimpleStrategy::Mmap => Ok(0),
         SimpleStrategy::Pread | SimpleStrategy::Direct if keeps => Ok(sizes.fold(0, u64::saturating_add)),

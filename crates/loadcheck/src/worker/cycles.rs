@@ -146,7 +146,7 @@ impl<'a> Cycles<'a> {
         let loads = self.loads;
         let config = &loads[index].load;
         let failed = |error: LoadError| Failure::of(&error, config.layers_path());
-        let checkpoint = open_checkpoint(&config.path.0, config.opaque_dtypes)
+        let checkpoint = open_checkpoint(&config.path.0, &config.opening)
             .map_err(|problems| Failure::Failed(first(problems)))?;
         let mut stream = self.loaders[index].stream(&checkpoint).map_err(failed)?;
         let (mut kept, mut sum) = (Vec::new(), 0_u64);

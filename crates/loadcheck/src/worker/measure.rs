@@ -95,7 +95,7 @@ impl Load<'_> {
         passes: &PassTimes,
     ) -> Result<(Loaded, Option<Passes>), Vec<Problem>> {
         let config = &self.task.load;
-        let checkpoint = open_checkpoint(&config.path.0, config.opaque_dtypes)?;
+        let checkpoint = open_checkpoint(&config.path.0, &config.opening)?;
         let mut stream = loader
             .stream(&checkpoint)
             .map_err(|error| vec![library_errors::load(&error, config.layers_path())])?;

@@ -38,7 +38,7 @@ pub(super) fn measure(
     let mut session = Session::start(interval_ms).map_err(one)?;
     tell_started(&session, None);
     session.begin_work();
-    let checkpoint = open_checkpoint(&config.path.0, config.opaque_dtypes)?;
+    let checkpoint = open_checkpoint(&config.path.0, &config.opening)?;
     let is_wanted = |name: &str| select.as_ref().is_none_or(|select| select.is_match(name));
     let tensors: Vec<TensorId> =
         checkpoint.tensors().filter(|tensor| is_wanted(tensor.name)).map(|tensor| tensor.id).collect();
@@ -51,7 +51,7 @@ pub(super) fn measure(
     let total_bytes = match strategy {
         // Whole files, with the bytes between their tensors.
         SimpleStrategy::Read => needed_bytes,
-        _ => tensors.iter().map(|tensor| checkpoint.tensor(*tensor).extent.len_bytes()).sum(),
+        _ => tensors.iter().map(|tensor| checkpoint.tensor(*tensor).len_bytes()).sum(),
     };
     let mut observer = Observer::new(&session, cancel, total_bytes);
     let loaded = strategies::load(strategy, &checkpoint, &tensors, keeps, &mut |event| observer.hear(event));

@@ -100,7 +100,7 @@ struct Done {
 impl Load<'_> {
     fn carry_out(&self, mut verifier: Option<Verifier>) -> Result<Loaded, Vec<Problem>> {
         let config = &self.task.load;
-        let checkpoint = open_checkpoint(&config.path.0, config.opaque_dtypes)?;
+        let checkpoint = open_checkpoint(&config.path.0, &config.opening)?;
         let loader = loader(config, self.map, &self.task.budgets, &checkpoint)?;
         let of_error = |error: PlacedError| problems_of(&error, config);
         // For the report only: the loads make their plans when they begin.

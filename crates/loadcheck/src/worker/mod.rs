@@ -34,5 +34,5 @@ pub(crate) use cache::NOT_AS_ASKED;
 pub(crate) use child::{ARGUMENT, main};
 pub(crate) use parent::{Ending, carry_out};
 pub(crate) use preparation::{Stop, ask_to_prepare};
-pub(crate) use prepare::decide_for_plan;
+pub(crate) use prepare::{can_be_used, decide_for_plan};
 pub(crate) use protocol::{Checked, Crossing, CycleLoad, Finished, MeasureTask, Message, Task, Watch};

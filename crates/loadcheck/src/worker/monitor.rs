@@ -1,6 +1,7 @@
 //! A thread beside the load: labels the samples with layer and tensor, measures device memory,
 //! reports progress, notes limits that are crossed, passes on cancellation.
 
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -78,10 +79,12 @@ impl<'a> Monitor<'a> {
                 let message = format!("cannot start a thread beside the load: {error}");
                 vec![Problem::new(Code::LoadFailed, message)]
             })?;
-            let done = work();
+            // A panic of the work has to end the monitor too: the scope waits for it.
+            let done = panic::catch_unwind(AssertUnwindSafe(work));
             over.store(true, Ordering::Relaxed);
             monitor.thread().unpark();
-            Ok((done, monitor.join().unwrap_or_default()))
+            let crossings = monitor.join().unwrap_or_default();
+            Ok((done.unwrap_or_else(|panic| panic::resume_unwind(panic)), crossings))
         })
     }
 

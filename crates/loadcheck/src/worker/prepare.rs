@@ -64,7 +64,7 @@ fn one_device(
     let config = LoadConfig { device, ..config.clone() };
     let gpu = decided.as_ref().and_then(|decided| decided.gpu.as_ref());
     let device_bytes = gpu.and_then(|gpu| gpu.memory_total_bytes);
-    let prepared = open_checkpoint(&config.path.0, config.opaque_dtypes)
+    let prepared = open_checkpoint(&config.path.0, &config.opening)
         .and_then(|checkpoint| Ok((plan_of(&checkpoint, &config, device_bytes)?, checkpoint)));
     let (planned, checkpoint) = match (prepared, problems.is_empty()) {
         (Ok(prepared), true) => prepared,
@@ -113,4 +113,9 @@ pub(crate) fn decide_for_plan(asked: Device) -> Result<(Device, Option<u64>, Opt
     }
     let decided = device::decide(asked)?;
     Ok((decided.device, decided.gpu.and_then(|gpu| gpu.memory_total_bytes), decided.note))
+}
+
+/// Whether a load to it can begin here.
+pub(crate) fn can_be_used(device: Device) -> bool {
+    device::decide(device).is_ok()
 }

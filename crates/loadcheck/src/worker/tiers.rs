@@ -44,7 +44,7 @@ pub(super) fn prepare(
         return Err(problems);
     }
     let one = |problem| vec![problem];
-    let opened = open_checkpoint(&config.path.0, config.opaque_dtypes).and_then(|checkpoint| {
+    let opened = open_checkpoint(&config.path.0, &config.opening).and_then(|checkpoint| {
         let layers = group(&checkpoint, config.layers_path()).map_err(one)?;
         let context = context_of(&checkpoint, &layers);
         let budgets = config.budgets(&context).map_err(one)?;

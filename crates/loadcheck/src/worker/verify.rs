@@ -3,7 +3,8 @@
 //! Every tensor is read back from where it lies, a piece at a time, and held against bytes that are
 //! read from its file a second time: by plain reads of this file's own, not by the library's
 //! sources, its ring or its narrowing. Narrowed tensors are held against a conversion with other
-//! means (`half` and the language's own casts).
+//! means (`half` and the language's own casts), blocks of GGUF files against the library's decoder
+//! without vectors, which the tests hold against gguf-py.
 //!
 //! A NaN that is narrowed has to arrive as a NaN. Which NaN is not defined, so its sign
 //! and payload are not compared; tensors that are not narrowed are compared bit by bit, NaN or not.
@@ -15,10 +16,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
-use onelayer::checkpoint::{Checkpoint, ShardId};
+use onelayer::checkpoint::{Checkpoint, ShardId, TensorEntry};
 use onelayer::load::{LoadedLayer, LoadedTensor};
 use onelayer::plan::{Cast, Placement};
-use onelayer::{DType, FloatType, LoadPlan};
+use onelayer::{DType, FloatType, LoadPlan, decode_blocks};
 
 use super::failure::Failure;
 use crate::problem::{Code, Problem};
@@ -111,10 +112,15 @@ impl Verifier {
         let (mut in_file, mut delivered) = (0_u64, 0_u64);
         let mut difference = None;
         while in_file < file_bytes {
-            let len = self.in_file.len().min(usize::try_from(file_bytes - in_file).unwrap_or(usize::MAX));
+            let piece_bytes = placement.cast.map_or(PIECE_BYTES, piece_bytes);
+            let len = piece_bytes.min(usize::try_from(file_bytes - in_file).unwrap_or(usize::MAX));
             let piece = &mut self.in_file[..len];
-            read_wanted(file, placement, in_file, piece).map_err(unreadable)?;
-            let expected_len = placement.cast.map_or(len, |cast| narrow(cast, piece));
+            match entry.strides {
+                [] => read_wanted(file, placement, in_file, piece),
+                _ => read_elements(file, &entry, in_file, piece),
+            }
+            .map_err(unreadable)?;
+            let expected_len = placement.cast.map_or(len, |cast| convert(cast, &mut self.in_file, len));
             let found = &mut self.delivered[..expected_len];
             let is_there = tensor.read(delivered, found).map_err(|error| Failure::of(&error, None))?;
             debug_assert!(is_there, "refused for targets that keep nothing");
@@ -146,6 +152,24 @@ fn read_wanted(file: &File, placement: &Placement, start: u64, target: &mut [u8]
         file.read_exact_at(target, extent.start() + run * gather.stride_bytes() + in_run)?;
         at += to_u64(target.len());
         rest = behind;
+    }
+    Ok(())
+}
+
+/// Reads elements of a tensor that is not row-major in its file, one by one, from the `start`th
+/// byte of its row-major order on.
+fn read_elements(file: &File, entry: &TensorEntry<'_>, start: u64, target: &mut [u8]) -> std::io::Result<()> {
+    let element_bytes = entry.dtype.bits().unwrap_or(8) / 8;
+    let element_len = usize::try_from(element_bytes).unwrap_or(usize::MAX);
+    for (number, target) in (start / element_bytes..).zip(target.chunks_mut(element_len)) {
+        let mut rest = number;
+        let inward = entry.shape.iter().zip(entry.strides).rev();
+        let places = inward.map(|(len, stride)| {
+            let index = rest % len;
+            rest /= len;
+            index * stride
+        });
+        file.read_exact_at(target, entry.extent.start() + places.sum::<u64>() * element_bytes)?;
     }
     Ok(())
 }
@@ -211,6 +235,28 @@ fn is_nan(element: &[u8], float: FloatType) -> bool {
         FloatType::F16 => element.try_into().is_ok_and(|bytes| f16::from_le_bytes(bytes).is_nan()),
         FloatType::F32 => element.try_into().is_ok_and(|bytes| f32::from_le_bytes(bytes).is_nan()),
     }
+}
+
+/// Bytes of a file that are compared at once: whole units, which fit a piece after the cast too.
+fn piece_bytes(cast: Cast) -> usize {
+    let units = to_u64(PIECE_BYTES) / cast.source_unit_bytes().max(cast.target_unit_bytes());
+    usize::try_from(units * cast.source_unit_bytes()).unwrap_or(PIECE_BYTES)
+}
+
+/// Casts the first `len` bytes in their place; returns how many bytes there are then.
+fn convert(cast: Cast, bytes: &mut [u8], len: usize) -> usize {
+    let DType::Block(block) = cast.source() else { return narrow(cast, &mut bytes[..len]) };
+    // The library's own decoder, without the vectors that the load used.
+    let Some(singles) = decode_blocks(block, &bytes[..len]) else { return 0 };
+    let size = usize::try_from(cast.to().bytes()).unwrap_or(4);
+    for (single, target) in singles.iter().zip(bytes.chunks_exact_mut(size)) {
+        match cast.to() {
+            FloatType::F32 => target.copy_from_slice(&single.to_le_bytes()),
+            FloatType::Bf16 => target.copy_from_slice(&bf16::from_f32(*single).to_le_bytes()),
+            FloatType::F16 => target.copy_from_slice(&f16::from_f32(*single).to_le_bytes()),
+        }
+    }
+    singles.len() * size
 }
 
 /// Narrows whole elements in their place, to the front; returns how many bytes there are then.

@@ -12,6 +12,7 @@ mod exec;
 mod exit_codes;
 mod fit;
 mod gpu_check;
+mod hints;
 mod leak;
 mod output;
 mod passes;
@@ -20,6 +21,7 @@ mod place;
 mod places;
 mod ranks;
 mod readme;
+mod sources;
 #[path = "../support/mod.rs"]
 mod support;
 mod synth;

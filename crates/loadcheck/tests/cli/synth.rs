@@ -46,8 +46,7 @@ fn options_cut_shard_and_seed() {
     let directory = tempfile::tempdir().unwrap();
     let made = |name: &str, seed: &str, threads: &str| {
         let target = directory.path().join(name);
-        let mut arguments =
-            vec!["tiny-llama", "--layers", "2", "--dtype", "f16", "--max-shard-size", "1000000"];
+        let mut arguments = vec!["tiny-llama", "--layers", "2", "--dtype", "f16", "--max-shard-size", "1MB"];
         arguments.extend(["--seed", seed, "--threads", threads]);
         let made = output(&arguments, &target);
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
@@ -85,7 +84,7 @@ fn refusals_name_the_remedy_and_have_their_exit_codes() {
 #[test]
 fn a_kill_leaves_nothing_that_looks_like_a_checkpoint() {
     let directory = tempfile::tempdir().unwrap();
-    let mut child = synth(&["smollm2-135m", "--max-shard-size", "100000000"], directory.path())
+    let mut child = synth(&["smollm2-135m", "--max-shard-size", "100MB"], directory.path())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()

@@ -101,7 +101,7 @@ class safe_open:  # noqa: N801 - the name in safetensors
         """All tensors, in the order of their bytes."""
         reader = self._reader
         reader.expect_all()
-        return {name: reader.whole(name) for name in self._checkpoint}
+        return reader.all_of(self._checkpoint.keys())
 
     def get_slice(self, name: str) -> LazyTensor:
         """A lazy tensor: indexing reads only the indexed part."""

@@ -37,6 +37,8 @@ from ._sequence import LayerSequence, Totals
 
 # Waits below this share of the time are not the limit.
 _BOUND_MIN = 0.1
+# Above this share, layers run so quickly that a second one in the window gains little.
+_NARROWER_MIN = 0.7
 
 
 def stream_forward(
@@ -49,6 +51,7 @@ def stream_forward(
     window: int = 2,
     budget: int | str | None = None,
     dtype: Any = None,
+    quantise: str | None = None,
     io: str | None = None,
 ) -> StreamedForward:
     """Runs ``model`` with the weights of ``source`` in ``memory`` bytes. Use it in a ``with`` statement.
@@ -69,6 +72,9 @@ def stream_forward(
     - ``budget``: host memory for reading. Default: 64 MiB, or less within a small limit.
     - ``dtype``: wider floats are narrowed to it; others keep the type of the file. Weights that
       ``loadcheck convert`` has quantised are decoded just in time to the type of the other floats.
+    - ``quantise``: ``"int8"``, ``"fp8"`` or ``"int4"`` (``-g32``, ``-g64``, ``-g128``): weights of stacks are
+      quantised while they are read, and decoded when their layer runs. So two to four times as many layers
+      stay. What is streamed is read whole all the same: convert the files for that.
     - ``io``: as in ``Checkpoint.stream``.
 
     Raises ``BudgetError`` if the smallest window does not fit, and ``ValueError`` if names or shapes of
@@ -85,9 +91,9 @@ def stream_forward(
     if dtype is not None and float_name(dtype) not in ("bf16", "f16", "f32"):
         raise ValueError(f"dtype={dtype!r}: expected bf16, f16 or f32; without it, weights keep the type of the file")
     narrowed = None if dtype is None else torch_dtype(float_name(dtype).upper())
-    quantised = find_quantised(checkpoint, names.slots, narrowed)
+    quantised = find_quantised(checkpoint, names.slots, narrowed, quantise)
     _check_shapes(checkpoint, names, quantised)
-    options = {"dtype": dtype, "io": io}
+    options = {"dtype": dtype, "quantise": quantise, "io": io}
     plan = make_plan(
         model,
         checkpoint,
@@ -151,12 +157,19 @@ class ForwardReport:
         if self.restarts > self.forwards:
             return "layers are called in an order that changes: keep more of them"
         if self.bound in ("disk", "fill") and self.plan.streamed:
-            return f"more memory keeps more layers: {human_size(self.streamed_bytes)} are read at each forward"
+            narrower = "window=1 leaves room for one more, or " if self._is_narrower_better() else ""
+            return (
+                f"{narrower}more memory keeps more layers: {human_size(self.streamed_bytes)} are read at each forward"
+            )
         if self.bound == "link":
             return "more device memory, to keep more layers; or quantised weights"
         if self.bound == "decoding":
             return "weights that are not quantised, if the disk has time to spare"
         return "nothing to gain from loading: the module's own work takes the time"
+
+    def _is_narrower_better(self) -> bool:
+        """True if layers run so quickly that reading the next one meanwhile gains little."""
+        return self.plan.window > 1 and self.waited_seconds > _NARROWER_MIN * self.seconds
 
     def __str__(self) -> str:
         each = self.seconds / self.forwards if self.forwards else 0.0
@@ -311,6 +324,7 @@ class StreamedForward:
         """Reads the layers that stay. Returns the tensors of quantised weights, which stay as stored."""
         scales = {weight.scale for weight in self._quantised.values()}
         select = [key for name in self.plan.kept for key in self.plan.keys[name]]
+        select += [key for keys in self.plan.parts.values() for key in keys]
         stored: dict[str, torch.Tensor] = {}
         if not select:
             return stored
@@ -543,5 +557,5 @@ def _wants_gradients(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return bool(value.requires_grad)
     if isinstance(value, Mapping):
-        return any(map(_wants_gradients, cast("Mapping[Any, Any]", value).values()))
+        return any(map(_wants_gradients, cast("Mapping[object, object]", value).values()))
     return isinstance(value, (tuple, list)) and any(map(_wants_gradients, cast("Collection[Any]", value)))

@@ -8,7 +8,7 @@ memory = outside stacks + kept layers + window of streamed layers + decoded laye
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, cast
@@ -19,11 +19,17 @@ from .._checkpoint import Checkpoint, LayerInfo
 from .._errors import BudgetError
 from .._sizes import human_size
 from ._names import Names
+from ._parts import streamed_parts
 from ._quantised import PIECE_BYTES, QuantisedWeight
 
 Keep = Literal["auto", "none"] | Collection[str]
 
 _RING_BYTES = 64 << 20
+# Tensors begin at multiples of this, and the memory of a layer may end with a huge page that it fills in part.
+_ALIGNMENT = 256
+_HUGE_PAGE = 2 << 20
+# Parts of layers stay only if so much less is read than with whole layers.
+_WORTH_PARTS = 0.97
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +56,10 @@ class ForwardPlan:
     """Memory for the decoded weights of one quantised layer."""
     budget: int = 0
     """Host memory for reading, in bytes."""
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, "tuple[str, ...]"], repr=False)
+    """Name of a streamed layer -> names of its tensors that stay. They count as kept."""
     keys: Mapping[str, tuple[str, ...]] = field(repr=False)
-    """Name of a kept or streamed layer -> names of its tensors that have a place in the module."""
+    """Name of a kept or streamed layer -> names of its tensors that have a place in the module, without ``parts``."""
     stacked: frozenset[str] = field(repr=False)
     """Names of the layers of stacks, kept or streamed: quantised weights of others are decoded once."""
     unused: tuple[str, ...] = field(repr=False)
@@ -62,6 +70,9 @@ class ForwardPlan:
         """Upper bound of kept layers, window, decoded weights and reading, in bytes. Mapped tensors do not count."""
         return self.kept_bytes + self.window_bytes + self.decoded_bytes + self.budget
 
+    def _in_part(self) -> str:
+        return f", and parts of {len(self.parts)}" if self.parts else ""
+
     def __str__(self) -> str:
         if not self.streamed and self.mapped:
             parts = [f"{human_size(self.mapped_bytes)} mapped, in the page cache"]
@@ -70,7 +81,7 @@ class ForwardPlan:
         if not self.streamed:
             return f"everything fits: {human_size(self.kept_bytes)} stay in memory"
         parts = [
-            f"{human_size(self.kept_bytes)} stay in memory ({len(self.kept)} layers)",
+            f"{human_size(self.kept_bytes)} stay in memory ({len(self.kept)} layers{self._in_part()})",
             f"{human_size(self.streamed_bytes)} are read at each forward ({len(self.streamed)} layers)",
         ]
         if self.mapped:
@@ -106,8 +117,10 @@ def make_plan(
     stacks = _stacks(model, layers, names, keys)
     stacked = {layer.name for stack in stacks.values() for layer in stack}
     outside = [layer.name for layer in layers if layer.name not in stacked]
-    is_plain = options["device"].type == "cpu" and not quantised and not options.get("dtype")
-    mapped = _lookup_tables(names, [key for name in outside for key in keys[name]]) if is_plain else []
+    is_as_stored = options["device"].type == "cpu" and not options.get("dtype")
+    is_plain = is_as_stored and not quantised
+    tables = _lookup_tables(names, [key for name in outside for key in keys[name]]) if is_as_stored else []
+    mapped = [key for key in tables if key not in quantised]
     mapped_bytes = sum(checkpoint.info(key).nbytes for key in mapped)
     for name in outside:
         keys[name] = tuple(key for key in keys[name] if key not in mapped)
@@ -157,16 +170,81 @@ def make_plan(
             budget=memory,
         )
     stayed = _fitting_layers(stacks, sizes, memory - fixed - held * longest) if keep == "auto" else named
+    if keep == "auto" and not quantised and len(stacks) == 1:
+        (stack,) = stacks.values()
+        whole_bytes = _stored_bytes(
+            checkpoint, {layer.name: keys[layer.name] for layer in stack if layer.name not in stayed}
+        )
+        found = _parts(checkpoint, [layer.name for layer in stack], keys, memory - fixed, held, options)
+        if found is not None and found.streamed_bytes < _WORTH_PARTS * whole_bytes:
+            streamed = tuple(name for name in sizes if name in found.streamed)
+            return plan(
+                keys={**keys, **found.streamed},
+                parts={name: found.kept[name] for name in streamed if found.kept[name]},
+                kept=tuple(name for name in sizes if name not in found.streamed and keys[name]),
+                kept_bytes=outside_bytes + found.kept_bytes,
+                streamed=streamed,
+                streamed_bytes=found.streamed_bytes,
+                window=min(held, len(streamed)),
+                window_bytes=min(held, len(streamed)) * found.longest_bytes,
+            )
     streamed = tuple(name for name in sizes if name in stacked and name not in stayed)
     held = min(held, len(streamed))
     return plan(
         kept=tuple(name for name in sizes if name in stayed or (name in outside and keys[name])),
         kept_bytes=outside_bytes + sum(sizes[name] for name in stayed),
         streamed=streamed,
-        streamed_bytes=sum(checkpoint.info(key).nbytes for name in streamed for key in keys[name]),
+        streamed_bytes=_stored_bytes(checkpoint, {name: keys[name] for name in streamed}),
         window=held,
         window_bytes=held * max((sizes[name] for name in streamed), default=0),
     )
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What is streamed of the layers of a stack, and what stays."""
+
+    streamed: dict[str, tuple[str, ...]]
+    kept: dict[str, tuple[str, ...]]
+    streamed_bytes: int
+    kept_bytes: int
+    longest_bytes: int
+
+
+def _parts(
+    checkpoint: Checkpoint,
+    stack: Sequence[str],
+    keys: Mapping[str, tuple[str, ...]],
+    room: int,
+    held: int,
+    options: Mapping[str, Any],
+) -> _Parts | None:
+    """Parts of the layers of a stack that are streamed through a window of ``held`` of them, within ``room`` bytes."""
+
+    def layer_bytes(names: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
+        select = [key for each in names.values() for key in each]
+        found = checkpoint.plan(select=select, window="all", **options) if select else None
+        return dict(zip(found.layers, found.layer_bytes, strict=True)) if found else {}
+
+    sizes = [{key: checkpoint.info(key).nbytes + _ALIGNMENT for key in keys[name]} for name in stack]
+    chosen = streamed_parts(sizes, room - (len(stack) + held) * _HUGE_PAGE, held)
+    if chosen is None:
+        return None
+    # In the order of the files.
+    streamed = {
+        name: tuple(key for key in keys[name] if key in part) for name, part in zip(stack, chosen, strict=True) if part
+    }
+    kept = {name: tuple(key for key in keys[name] if key not in streamed.get(name, ())) for name in stack}
+    streamed_sizes, kept_sizes = layer_bytes(streamed), layer_bytes(kept)
+    longest, kept_bytes = max(streamed_sizes.values(), default=0), sum(kept_sizes.values())
+    if kept_bytes + held * longest > room:
+        return None
+    return _Parts(streamed, kept, _stored_bytes(checkpoint, streamed), kept_bytes, longest)
+
+
+def _stored_bytes(checkpoint: Checkpoint, keys: Mapping[str, tuple[str, ...]]) -> int:
+    """Bytes of the tensors of layers in their files."""
+    return sum(checkpoint.info(key).nbytes for each in keys.values() for key in each)
 
 
 def _stacks(
@@ -210,7 +288,7 @@ def _check_keep(keep: Any, names: Collection[str]) -> None:
     if isinstance(keep, str):
         wrong: list[Any] = [] if keep in ("auto", "none") else [keep]
     elif isinstance(keep, Collection):
-        wrong = [name for name in cast("Collection[Any]", keep) if name not in names]
+        wrong = [name for name in cast("Collection[object]", keep) if name not in names]
     else:
         wrong = [keep]
     if wrong:

@@ -1,4 +1,4 @@
-"""Weights that a conversion has quantised, and their values: docs/quantise.md has the definitions."""
+"""Weights that a conversion or a load has quantised, and their values: docs/quantise.md has the definitions."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from ._names import Slot
 
 SCALE_SUFFIX = "_scale"
 _GROUPS = (32, 64, 128)
+# Elements that share a scale, by the name of the form.
+_FORMS: dict[str, int | None] = {"int8": None, "fp8": None, "int4": 128} | {f"int4-g{size}": size for size in _GROUPS}
 # Rows are decoded in pieces of so many elements: the pieces in single precision stay in the processor's cache.
 _PIECE_ELEMENTS = 1 << 18
 PIECE_BYTES = 4 << 20
@@ -83,14 +85,18 @@ def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def find_quantised(
-    checkpoint: Checkpoint, slots: Mapping[str, Collection[Slot]], dtype: torch.dtype | None
+    checkpoint: Checkpoint,
+    slots: Mapping[str, Collection[Slot]],
+    dtype: torch.dtype | None,
+    quantise: str | None = None,
 ) -> dict[str, QuantisedWeight]:
-    """The quantised weights among tensors with a place in the module.
+    """The quantised weights among tensors with a place in the module: in the files, and by a load with ``quantise``.
 
     They are decoded to the type in which the other floats arrive: as stored, or narrowed to ``dtype``.
     Raises ``ValueError`` for weights that something else has quantised.
     """
     found: dict[str, QuantisedWeight] = {}
+    by_load = set(checkpoint.plan(quantise=quantise, window="all").scales) if quantise else set[str]()
     plain: Counter[str] = Counter()
     for key in slots:
         info = checkpoint.info(key)
@@ -102,6 +108,12 @@ def find_quantised(
         scale = key + SCALE_SUFFIX
         target = next(iter(places)).get()
         stored = checkpoint.info(key)
+        if quantise and scale in by_load and target is not None:
+            if (shape := tuple(target.shape)) == stored.shape:
+                found[key] = QuantisedWeight(
+                    scale, shape, _narrower(torch_dtype(stored.dtype), dtype), _FORMS[quantise]
+                )
+            continue
         if scale not in checkpoint or scale in slots or target is None or stored.dtype not in ("I8", "U8", "F8_E4M3"):
             continue
         shape = tuple(target.shape)
@@ -114,6 +126,11 @@ def find_quantised(
             )
         found[key] = QuantisedWeight(scale, shape, arrives or target.dtype, group)
     return found
+
+
+def _narrower(stored: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
+    """The type in which a load with ``dtype`` delivers a float."""
+    return dtype if dtype is not None and dtype.itemsize < stored.itemsize else stored
 
 
 def _group(stored: TensorInfo, scale: TensorInfo, shape: tuple[int, ...]) -> int | None:

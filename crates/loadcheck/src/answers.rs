@@ -1,0 +1,254 @@
+//! The answer of each command in one sentence, from its report.
+
+use crate::numbers::{bytes, container, count, limit_bytes, ratio, seconds, stated};
+use crate::report::{
+    Answer, CommandName, Compared, Convert, Finding, Fitted, Leak, LimitOf, Placement, Report, Room,
+    SlopeVerdict, State, Verdict,
+};
+use onelayer::units::to_u64;
+
+/// What the command has found. `None` where there is nothing to say.
+pub(crate) fn answer(report: &Report) -> Option<Answer> {
+    if let Some(problem) = &report.error {
+        return Some(Answer { outcome: Finding::Error, sentence: problem.message.clone() });
+    }
+    let (outcome, sentence) = match report.command {
+        CommandName::Run | CommandName::Exec => measured(report)?,
+        CommandName::Plan | CommandName::Fits => planned(report)?,
+        CommandName::Inspect => inspected(report)?,
+        CommandName::Compare => (Finding::Ok, compared(&report.comparison)?),
+        CommandName::Fit => fitted(report)?,
+        CommandName::Leak => leaked(report, report.leak.as_ref()?)?,
+        CommandName::Convert => converted(report, report.convert.as_ref()?),
+        CommandName::Verify => verified(report)?,
+        CommandName::Doctor => (Finding::Ok, examined(report)),
+        CommandName::Synth | CommandName::Unknown => return None,
+    };
+    Some(Answer { outcome, sentence })
+}
+
+/// `Loading needs 37 MiB of unreclaimable memory; a container of 128 MiB is enough.`
+fn measured(report: &Report) -> Option<(Finding, String)> {
+    let peak_bytes = report.runs.iter().filter_map(|run| run.peak.host_bytes).max()?;
+    let what = if report.command == CommandName::Exec { "The command" } else { "Loading" };
+    let needs = format!("{what} needs {} of unreclaimable memory", bytes(peak_bytes));
+    if report.runs.iter().any(|run| run.promise.as_ref().is_some_and(|promise| !promise.kept)) {
+        return Some((Finding::OverLimit, format!("{needs}, and more than the memory that was promised.")));
+    }
+    let over: Vec<&str> =
+        report.limits.iter().filter(|limit| !limit.passed).map(|limit| limit.metric.as_str()).collect();
+    match report.verdict {
+        Verdict::Inconclusive => {
+            Some((Finding::Unclear, format!("{needs}; a limit lies inside the spread of the runs.")))
+        }
+        _ if !over.is_empty() => {
+            Some((Finding::OverLimit, format!("{needs}: over the limit on {}.", over.join(", "))))
+        }
+        _ if !report.limits.is_empty() => Some((Finding::Ok, format!("{needs}: within its limits."))),
+        _ => {
+            let limit = container(peak_bytes).1.replace("Mi", " MiB");
+            Some((Finding::Ok, format!("{needs}; a container of {limit} is enough.")))
+        }
+    }
+}
+
+/// `Fits in 8 GB: yes, 5.1 GiB to spare.`
+fn planned(report: &Report) -> Option<(Finding, String)> {
+    if let Some(on_disk) = report.placement.as_ref().and_then(left_on_disk) {
+        return Some((Finding::DoesNotFit, on_disk));
+    }
+    let room = report.room.as_ref()?;
+    let limit = limit_of(room);
+    let needed = bytes(room.needed_bytes);
+    if room.fits {
+        let spare = bytes(room.limit_bytes - room.needed_bytes);
+        return Some((Finding::Fits, format!("Fits in {limit}: needs {needed} at most, {spare} to spare.")));
+    }
+    let short = bytes(room.needed_bytes - room.limit_bytes);
+    let helps: Vec<String> = (room.alternatives.iter())
+        .map(|other| format!("with {} it does ({})", other.flags, bytes(other.needed_bytes)))
+        .collect();
+    let helps = if helps.is_empty() { String::new() } else { format!("; {}", helps.join(", or ")) };
+    let sentence = format!("Does not fit in {limit}: needs {needed}, {short} short{helps}.");
+    Some((Finding::DoesNotFit, sentence))
+}
+
+fn limit_of(room: &Room) -> String {
+    match room.limit_of {
+        LimitOf::Stated => stated(room.limit_bytes),
+        LimitOf::Cgroup => format!("the {} that are free in this container", bytes(room.limit_bytes)),
+        LimitOf::Machine => format!("the {} that are free on this machine", bytes(room.limit_bytes)),
+    }
+}
+
+/// What neither a GPU nor the host holds.
+fn left_on_disk(placement: &Placement) -> Option<String> {
+    let disk = placement.tiers.iter().find(|share| share.tier == "disk" && share.layers > 0)?;
+    let (layers, weights) = (count(disk.layers, "layer"), bytes(disk.weight_bytes));
+    Some(format!("Does not fit: {layers} ({weights}) stay on the disk."))
+}
+
+fn inspected(report: &Report) -> Option<(Finding, String)> {
+    let source = report.source.as_ref()?;
+    let (size, tensors) = (bytes(source.bytes?), count(source.tensors?, "tensor"));
+    let layers = count(source.layers?, "layer");
+    let smallest = report.plan.as_ref().and_then(|plan| plan.smallest_budget_bytes);
+    let budget = smallest.map(|smallest| format!("; a budget of {} is enough", bytes(smallest)));
+    Some((Finding::Ok, format!("{size} in {tensors} and {layers}{}.", budget.unwrap_or_default())))
+}
+
+/// `stream was 1.4x faster than read and used 4.5x less memory.`
+fn compared(rows: &[Compared]) -> Option<String> {
+    let done = || rows.iter().filter(|row| row.completed > 0);
+    let (first, others) = (done().next()?, done().skip(1));
+    let time = |row: &Compared| row.seconds.as_ref().map(|time| time.median);
+    let mut sentences = Vec::new();
+    for other in others {
+        let faster = match time(first).zip(time(other)).filter(|(mine, theirs)| *mine > 0.0 && *theirs > 0.0)
+        {
+            None => None,
+            Some((mine, theirs)) if theirs >= mine * 1.05 => {
+                Some(format!("{} faster than", ratio(theirs / mine)))
+            }
+            Some((mine, theirs)) if mine >= theirs * 1.05 => {
+                Some(format!("{} slower than", ratio(mine / theirs)))
+            }
+            Some(_) => Some("as fast as".to_owned()),
+        };
+        let memory = match (first.peak.host_bytes, other.peak.host_bytes) {
+            (Some(mine), Some(theirs)) if mine > 0 && theirs > 0 => {
+                let (mine, theirs) = (crate::numbers::to_f64(mine), crate::numbers::to_f64(theirs));
+                match theirs / mine {
+                    share if share >= 1.05 => Some(format!("used {} less memory", ratio(share))),
+                    share if share <= 0.95 => Some(format!("used {} more memory", ratio(1.0 / share))),
+                    _ => Some("used as much memory".to_owned()),
+                }
+            }
+            _ => None,
+        };
+        sentences.push(match (faster, memory) {
+            (Some(faster), Some(memory)) => format!("{faster} {} and {memory}", other.strategy),
+            (Some(faster), None) => format!("{faster} {}", other.strategy),
+            _ => continue,
+        });
+    }
+    match sentences.len() {
+        0 => time(first).map(|time| format!("{} took {}.", first.strategy, seconds(time))),
+        _ => Some(format!("{} was {}.", first.strategy, sentences.join("; "))),
+    }
+}
+
+/// `512 MiB is the smallest limit that works (3 runs, to within 5 %); 640 MiB is comfortable.`
+fn fitted(report: &Report) -> Option<(Finding, String)> {
+    let fit = report.fit.as_ref()?;
+    let several = fit.loaders.len() > 1;
+    let one = |fitted: &Fitted| {
+        let who = if several { format!("{}: ", fitted.strategy) } else { String::new() };
+        let Some(smallest) = fitted.smallest_bytes else {
+            return format!("{who}no limit that was tried works");
+        };
+        let comfortable = match fitted.comfortable_bytes {
+            Some(limit) if limit == smallest => "; it costs no time".to_owned(),
+            Some(limit) => format!("; from {} on it costs no time", limit_bytes(limit)),
+            None => "; it costs time wherever it was tried".to_owned(),
+        };
+        let sure = fitted.precision_bytes.map(|off| format!(", found to within {}", bytes(off)));
+        let sure = format!("{}{}", count(fit.runs, "run"), sure.unwrap_or_default());
+        format!("{who}{} is the smallest limit that works ({sure}){comfortable}", limit_bytes(smallest))
+    };
+    let is_found = fit.loaders.iter().all(|fitted| fitted.smallest_bytes.is_some());
+    let sentences: Vec<String> = fit.loaders.iter().map(one).collect();
+    let outcome = if is_found { Finding::Fits } else { Finding::DoesNotFit };
+    (!sentences.is_empty()).then(|| (outcome, format!("{}.", sentences.join(". "))))
+}
+
+/// `host grows by 1 MiB a cycle: out of memory after about 24 000 cycles.`
+fn leaked(report: &Report, leak: &Leak) -> Option<(Finding, String)> {
+    let leaks = leak.slopes.iter().filter(|slope| slope.verdict == SlopeVerdict::Leak);
+    let steepest = leaks.max_by(|one, other| {
+        one.bytes_per_cycle.partial_cmp(&other.bytes_per_cycle).unwrap_or(std::cmp::Ordering::Equal)
+    });
+    if let Some((slope, growth)) = steepest.and_then(|slope| Some((slope, slope.bytes_per_cycle?))) {
+        let host = report.host.as_ref();
+        let group_bytes = host.and_then(|host| host.cgroup.as_ref()?.limit_bytes);
+        let ram_bytes = host.and_then(|host| host.ram_bytes);
+        let limit_bytes = group_bytes.into_iter().chain(ram_bytes).min();
+        let held_bytes = slope.points_bytes.last().copied().unwrap_or(0);
+        let left_bytes = limit_bytes.map(|limit| crate::numbers::to_f64(limit.saturating_sub(held_bytes)));
+        let cycles = left_bytes.map(|left| crate::numbers::whole(left / growth)).map(round);
+        let end = match (slope.kind.as_str(), cycles) {
+            ("vram" | "file", _) | (_, None) => String::new(),
+            (_, Some(cycles)) => {
+                format!(": out of memory after about {} cycles", crate::numbers::grouped(cycles))
+            }
+        };
+        let growth = crate::numbers::signed(growth);
+        return Some((Finding::Grows, format!("{} grows by {growth} a cycle{end}.", slope.kind)));
+    }
+    let unclear = leak.slopes.iter().any(|slope| slope.verdict == SlopeVerdict::Unclear);
+    let most = leak.slopes.iter().map(|slope| slope.max_bytes_per_cycle).max()?;
+    let cycles = count(leak.counted, "cycle");
+    if unclear {
+        let sentence =
+            format!("Unclear after {cycles}: growth may be above or below the limit; try more cycles.");
+        return Some((Finding::Unclear, sentence));
+    }
+    leak.slopes.iter().any(|slope| slope.verdict == SlopeVerdict::Flat).then(|| {
+        (Finding::Ok, format!("No leak: in {cycles} nothing grows by more than {} a cycle.", bytes(most)))
+    })
+}
+
+/// Two digits: the rest is not known.
+fn round(value: u64) -> u64 {
+    let step = 10_u64.pow(value.checked_ilog10().unwrap_or(0).saturating_sub(1));
+    value / step * step
+}
+
+fn converted(report: &Report, convert: &Convert) -> (Finding, String) {
+    let files = count(to_u64(convert.files.len()), "file");
+    let size = bytes(convert.files.iter().map(|file| file.bytes).sum::<u64>());
+    let Some(result) = &convert.result else {
+        let free = bytes(convert.free_bytes);
+        let sentence = format!("Would write {files}, {size}; {free} are free. Nothing was written.");
+        return (Finding::Ok, sentence);
+    };
+    let peak = report.runs.iter().filter_map(|run| run.peak.host_bytes).max();
+    let memory = peak.map(|peak| format!(", with {} of unreclaimable memory", bytes(peak)));
+    let checked = report
+        .verification
+        .as_ref()
+        .map(|found| if found.differences.is_empty() { "; every tensor is as in the source" } else { "" });
+    let kept = match result.files_kept {
+        0 => String::new(),
+        kept => format!(" ({kept} by an earlier run)"),
+    };
+    let verb = if result.complete { "Converted to" } else { "Wrote a part of" };
+    let (memory, checked) = (memory.unwrap_or_default(), checked.unwrap_or_default());
+    (Finding::Ok, format!("{verb} {files}{kept}, {size}{memory}{checked}."))
+}
+
+fn verified(report: &Report) -> Option<(Finding, String)> {
+    let found = report.verification.as_ref()?;
+    let (tensors, size) = (count(found.tensors, "tensor"), bytes(found.bytes));
+    let sentence = match (&found.against, found.bytes) {
+        (Some(against), _) => format!("Every tensor is as in {against}: {tensors}, {size} read."),
+        (None, 0) => {
+            "Headers and index are in order; the weights were not checked: there is no hash to check them by."
+                .to_owned()
+        }
+        (None, _) => format!("Every byte that has a known hash is as it should be: {size} read."),
+    };
+    Some((Finding::Ok, sentence))
+}
+
+fn examined(report: &Report) -> String {
+    let all = report.doctor.len();
+    let missing: Vec<&str> = (report.doctor.iter())
+        .filter(|check| check.state != State::Ok)
+        .map(|check| check.check.as_str())
+        .collect();
+    match missing.as_slice() {
+        [] => format!("Everything works here: {all} checks."),
+        _ => format!("{} of {all} checks are ok here; not: {}.", all - missing.len(), missing.join(", ")),
+    }
+}
