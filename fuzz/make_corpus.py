@@ -172,7 +172,6 @@ def manifest_seeds() -> list[bytes]:
     return [text.encode() for text in texts + [json.dumps(good | reordered)]]
 
 
-<<<<<<< HEAD
 def gguf_text(text: str) -> bytes:
     return struct.pack("<Q", len(text)) + text.encode()
 
@@ -210,7 +209,8 @@ def gguf_seeds() -> list[bytes]:
     big = struct.pack(">4sIQQ", b"GGUF", 3, 1, 0) + struct.pack(">Q", 1) + b"t" + struct.pack(">IQIQ", 1, 4, 24, 0)
     files.append(big + b"\0" * (-len(big) % 32) + b"data")
     return files + [file[:cut] for file in files[2:4] for cut in (30, 60, 100, 140)] + [file[8:] for file in files[2:4]]
-=======
+
+
 def torch_seeds() -> list[bytes]:
     """Small files that torch wrote, and the pickles in them."""
     seeds = []
@@ -222,7 +222,6 @@ def torch_seeds() -> list[bytes]:
             with zipfile.ZipFile(path) as archive:
                 seeds += [archive.read(name) for name in archive.namelist() if name.endswith("/data.pkl")]
     return seeds
->>>>>>> main
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ pub mod torch;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets, by the names of their corpora.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
     ("device_map", device_map::check),
     ("gguf", gguf::check),
     ("header", header::check),

@@ -239,22 +239,14 @@ impl Cuts {
         // The first read of a run, widened, is no longer than the others: `phase + ratio * (stride
         // - phase)`.
         if !is_split(only, self.alignment) {
-<<<<<<< HEAD
-            return self.alignment.down(slot_bytes * source / target);
-=======
-            return self.alignment.down(self.slot_bytes * source / target) - scratch_bytes;
->>>>>>> main
+            return self.alignment.down(slot_bytes * source / target) - scratch_bytes;
         }
         // A read may begin almost a unit early, somewhere in its first block of the file:
         // `phase + ratio * (stride + unit) <= slot`. Elements of whole alignments begin and end
         // equally early, so they have no unit more.
         let early = if self.alignment.bytes().is_multiple_of(source) { 0 } else { source };
-<<<<<<< HEAD
-        self.alignment.down((slot_bytes - self.alignment.bytes()) / target * source - early)
-=======
-        let widened = (self.slot_bytes - self.alignment.bytes()) / target * source - early;
+        let widened = (slot_bytes - self.alignment.bytes()) / target * source - early;
         self.alignment.down(widened) - scratch_bytes
->>>>>>> main
     }
 
     /// Number of reads of a run; `None` if there are too many, or if its aligned end overflows.
