@@ -40,7 +40,9 @@ def owners(checkpoint: Checkpoint, world: int, select: Select | None = None) -> 
     """
     if world < 1:
         raise ValueError(f"world={world}: expected at least one rank")
-    names = set(checkpoint.keys()) - checkpoint.aliases.keys() if select is None else selected_tensors(checkpoint, select)
+    names = (
+        set(checkpoint.keys()) - checkpoint.aliases.keys() if select is None else selected_tensors(checkpoint, select)
+    )
     return dict(checkpoint._native.owners(world, names))
 
 
