@@ -136,6 +136,12 @@ fn compared(rows: &[Compared]) -> Option<String> {
             _ => None,
         };
         sentences.push(match (faster, memory) {
+            // Its pages are reclaimable: to compare the rest would say nothing.
+            (Some(faster), _)
+                if other.host_ratio.is_none() && other.peak.file_bytes > other.peak.host_bytes =>
+            {
+                format!("{faster} {}, which keeps file pages", other.strategy)
+            }
             (Some(faster), Some(memory)) => format!("{faster} {} and {memory}", other.strategy),
             (Some(faster), None) => format!("{faster} {}", other.strategy),
             _ => continue,

@@ -15,8 +15,9 @@ use crate::sizes::{Size, SizeError, parse_duration};
 pub(crate) struct LimitArgs {
     /// memory, rss, vram, pinned, cgroup or time
     ///
-    /// memory is unreclaimable memory, and meant if METRIC= is left out. Also file: mapped pages of files. May be repeated. The --max-... flags are short for it. A
-    /// metric that cannot be measured here is exit code 4, never a silent pass.
+    /// memory is unreclaimable memory, and meant if METRIC= is left out. Also file: mapped pages of
+    /// files. May be repeated. The --max-... flags are short for it. A metric that cannot be
+    /// measured here is exit code 4, never a silent pass.
     #[arg(long = "limit", value_name = "METRIC=SIZE")]
     limits: Vec<Gate>,
     /// Most unreclaimable memory

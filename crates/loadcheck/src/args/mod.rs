@@ -110,14 +110,14 @@ pub(crate) enum Command {
     /// Does a load of SOURCE fit in 8GB? From the headers
     #[command(long_about = plan::FITS_ABOUT, after_long_help = Exit::table())]
     Fits(Box<FitsArgs>),
-    /// Finds the smallest memory limit that a load works under, by trying
+    /// Finds the smallest memory limit that a load works under
     #[command(
         long_about = fit::FIT_ABOUT,
         after_long_help = Exit::table(),
         mut_arg("source", not_for_commands)
     )]
     Fit(Box<FitArgs>),
-    /// Predicts what a load costs and what fits where, from the headers; reads no weights
+    /// Predicts what a load costs and what fits where, from headers
     #[command(long_about = plan::PLAN_ABOUT, after_long_help = Exit::table())]
     Plan(Box<PlanArgs>),
     /// Shows what a load has to move: layers, dtypes, largest tensors

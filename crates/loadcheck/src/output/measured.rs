@@ -116,7 +116,7 @@ fn peak_rows(report: &Report, is_narrow: bool) -> Vec<PeakRow> {
     };
     let mut rows = Vec::new();
     if let Some(run) = worst(runs, |run| run.peak.host_bytes) {
-        let note = pick("a container's limit has to hold this", "size the container on this");
+        let note = pick("a container's limit has to hold this", "sizes a container");
         rows.push(row(
             "unreclaimable",
             run.peak.host_bytes,
@@ -153,10 +153,10 @@ fn peak_rows(report: &Report, is_narrow: bool) -> Vec<PeakRow> {
         rows.push(row("VRAM", peak.vram_bytes, run.baseline.vram_bytes, peak.vram_at.as_ref(), note));
     }
     if let Some((run, after)) = runs.last().and_then(|run| Some((run, run.after_unload.as_ref()?))) {
-        let note = pick("RSS once everything was given back", "RSS, all given back");
+        let note = pick("RSS once everything was given back", "all given back");
         rows.push(row("after", after.rss_bytes, run.baseline.rss_bytes, None, note));
     }
-    rows.extend(time_row(report));
+    rows.extend(time_row(report, is_narrow));
     rows
 }
 
@@ -187,13 +187,13 @@ fn rss_note(report: &Report, is_narrow: bool) -> String {
     let most = bytes(promise.limit_bytes);
     let word = if promise.kept { "ok" } else { "BROKEN" };
     if is_narrow {
-        format!("promised: +{most}, {word}")
+        format!("+{most} max, {word}")
     } else {
         format!("with file pages; promise: at most {most} over start, {word}")
     }
 }
 
-fn time_row(report: &Report) -> Option<PeakRow> {
+fn time_row(report: &Report, is_narrow: bool) -> Option<PeakRow> {
     // Times of runs that ended early count only if there are no others.
     let is_whole = |run: &&Run| matches!(run.outcome, Outcome::Completed | Outcome::Stopped);
     let whole: Vec<&Run> = report.runs.iter().filter(is_whole).collect();
@@ -211,7 +211,8 @@ fn time_row(report: &Report) -> Option<PeakRow> {
         note.push(format!("± {} ({} runs)", seconds(deviation), times.len()));
     }
     if let Some((cached, read)) = io.from_cache_bytes.zip(io.read_bytes).filter(|(_, read)| *read > 0) {
-        note.push(format!("{} % from page cache", u128::from(cached) * 100 / u128::from(read)));
+        let cache = if is_narrow { "cache" } else { "page cache" };
+        note.push(format!("{} % from {cache}", u128::from(cached) * 100 / u128::from(read)));
     }
     Some(["time".to_owned(), seconds(average), String::new(), speed, note.join(", ")])
 }
