@@ -172,6 +172,45 @@ def manifest_seeds() -> list[bytes]:
     return [text.encode() for text in texts + [json.dumps(good | reordered)]]
 
 
+def gguf_text(text: str) -> bytes:
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+def gguf_file(keys: list[bytes], tensors: list[bytes], data: int, version: int = 3) -> bytes:
+    header = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(keys)) + b"".join(keys + tensors)
+    return header + b"\0" * (-len(header) % 32) + b"x" * data
+
+
+def gguf_tensor(name: str, dims: list[int], kind: int, offset: int) -> bytes:
+    numbers = struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
+    return gguf_text(name) + numbers
+
+
+def gguf_seeds() -> list[bytes]:
+    def key(name: str, kind: int, value: bytes) -> bytes:
+        return gguf_text(name) + struct.pack("<I", kind) + value
+
+    def array(kind: int, count: int, items: bytes) -> bytes:
+        return struct.pack("<IQ", kind, count) + items
+
+    sizes = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+    keys = [key(f"k{kind}", kind, b"\1" * size) for kind, size in sizes.items()]
+    keys += [key("general.architecture", 8, gguf_text("llama")), key("general.alignment", 4, struct.pack("<I", 64))]
+    keys += [key("words", 9, array(8, 2, gguf_text("a") + gguf_text("bc"))), key("bytes", 9, array(0, 5, b"12345"))]
+    keys += [key("nested", 9, array(9, 2, array(4, 1, b"1234") + array(8, 0, b"")))]
+    keys += [key("split.no", 2, b"\0\0"), key("split.count", 2, b"\2\0"), key("split.tensors.count", 5, b"\1\0\0\0")]
+    blocks = {2: (32, 18), 8: (32, 34), 12: (256, 144), 14: (256, 210), 39: (32, 17), 40: (64, 36), 41: (128, 18)}
+    tensors = [gguf_tensor("token_embd.weight", [8, 2], 0, 0), gguf_tensor("blk.0.a", [4], 1, 64)]
+    files = [gguf_file([], [], 0), gguf_file(keys[:1], [], 0, 2), gguf_file(keys[-3:], tensors, 72), gguf_file([], tensors, 72)]
+    files += [gguf_file([one], [], 0) for one in keys]
+    files += [gguf_file([], [gguf_tensor("t", [n, 2], kind, 0)], 2 * size) for kind, (n, size) in blocks.items()]
+    files += [gguf_file([], [gguf_tensor("t", [3, 1, 2, 1], kind, 0)], 48) for kind in (24, 25, 26, 27, 28, 30)]
+    files += [gguf_file([], [gguf_tensor("a", [8], 24, 5), gguf_tensor("b", [8], 24, at)], 40) for at in (6, 13, 20)]
+    big = struct.pack(">4sIQQ", b"GGUF", 3, 1, 0) + struct.pack(">Q", 1) + b"t" + struct.pack(">IQIQ", 1, 4, 24, 0)
+    files.append(big + b"\0" * (-len(big) % 32) + b"data")
+    return files + [file[:cut] for file in files[2:4] for cut in (30, 60, 100, 140)] + [file[8:] for file in files[2:4]]
+
+
 def torch_seeds() -> list[bytes]:
     """Small files that torch wrote, and the pickles in them."""
     seeds = []
@@ -188,6 +227,7 @@ def torch_seeds() -> list[bytes]:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         files, indices = hostile(Path(folder) / "corpus")
+    write("gguf", gguf_seeds())
     write("header", files + headers())
     write("header_structure", noise(1, 40, (8, 120)))
     write("index", index_seeds(indices))

@@ -17,6 +17,7 @@ mod plan_arena;
 mod plan_check;
 
 pub mod device_map;
+pub mod gguf;
 pub mod header;
 pub mod index;
 pub mod layer_map;
@@ -32,8 +33,9 @@ pub mod torch;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets, by the names of their corpora.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
     ("device_map", device_map::check),
+    ("gguf", gguf::check),
     ("header", header::check),
     ("header_structure", structure::check),
     ("index", index::check),

@@ -9,7 +9,7 @@ use super::io::{is_mostly_direct, window_bytes};
 use super::layout::Layout;
 use super::permute::{longest_unit, unit_blocks};
 use super::quantise::SCALE_SHARE;
-use super::reads::{longest_row, row_blocks};
+use super::reads::{SLOT_BLOCKS_OF_FLOATS_MIN, longest_row, row_blocks};
 use super::resident::{ResidentMemory, WindowShape};
 use super::{
     IoMode, MemoryTerm, MoveOp, Placement, PlanError, PlanLimits, PlannedLayer, ResidentKind, TermKind,
@@ -21,8 +21,6 @@ const SLOTS_MIN: u32 = 4;
 const SLOT_BYTES_MIN: u64 = MIB;
 /// Aligned blocks that a slot holds at least.
 const SLOT_BLOCKS_MIN: u64 = 8;
-/// The same where blocks of elements become floats: up to 21 times the bytes.
-const SLOT_BLOCKS_OF_FLOATS_MIN: u64 = 64;
 /// Larger slots are not faster: reads and copies already run at the speed of the link.
 const SLOT_BYTES_MAX: u64 = 4 * MIB;
 /// The same without a link to a device: with smaller slots less memory is in use at once, so more

@@ -73,6 +73,14 @@ pub(super) fn join(checkpoint: &Checkpoint, layout: &Layout, hole_bytes_max: u64
     runs
 }
 
+/// Bytes of a read whose blocks became floats: blocks and floats stay in the second-level cache of
+/// a core until they are copied.
+const DECODED_BYTES: u64 = 512 << 10;
+
+/// Aligned blocks of a file that such a read has room for, at least: floats may take 21 times the
+/// bytes.
+pub(super) const SLOT_BLOCKS_OF_FLOATS_MIN: u64 = 64;
+
 /// With so many reads, one more costs little.
 const LONG_RUN_READS: u64 = 8;
 
@@ -224,16 +232,20 @@ impl Cuts {
         let scratch_bytes = unit_blocks(std::slice::from_ref(only), self.alignment);
         let Some(cast) = widening(only) else { return self.slot_bytes - self.uncut_bytes - scratch_bytes };
         let (source, target) = (cast.source_unit_bytes(), cast.target_unit_bytes());
+        let slot_bytes = match cast.unit_elements() {
+            1 => self.slot_bytes,
+            _ => self.slot_bytes.min(DECODED_BYTES.max(self.alignment.bytes() * SLOT_BLOCKS_OF_FLOATS_MIN)),
+        };
         // The first read of a run, widened, is no longer than the others: `phase + ratio * (stride
         // - phase)`.
         if !is_split(only, self.alignment) {
-            return self.alignment.down(self.slot_bytes * source / target) - scratch_bytes;
+            return self.alignment.down(slot_bytes * source / target) - scratch_bytes;
         }
         // A read may begin almost a unit early, somewhere in its first block of the file:
         // `phase + ratio * (stride + unit) <= slot`. Elements of whole alignments begin and end
         // equally early, so they have no unit more.
         let early = if self.alignment.bytes().is_multiple_of(source) { 0 } else { source };
-        let widened = (self.slot_bytes - self.alignment.bytes()) / target * source - early;
+        let widened = (slot_bytes - self.alignment.bytes()) / target * source - early;
         self.alignment.down(widened) - scratch_bytes
     }
 

@@ -171,6 +171,11 @@ fn manifests() {
 }
 
 #[test]
+fn gguf_files() {
+    replay("gguf");
+}
+
+#[test]
 fn plans() {
     replay("plan");
 }

@@ -23,8 +23,9 @@ mod code {
     pub(super) const FLOAT4_E2M1FN: u8 = 17;
 }
 
-/// The element type; `None` for types unknown to this version. Blocks of GGUF files are bytes. Two 4-bit floats are one element of
-/// two lanes, as in PyTorch (`float4_e2m1fn_x2`); 6-bit floats are packed.
+/// The element type; `None` for types unknown to this version. Two 4-bit floats are one element of
+/// two lanes, as in PyTorch (`float4_e2m1fn_x2`); 6-bit floats are packed; blocks of GGUF files are
+/// bytes.
 #[must_use]
 pub fn data_type(dtype: DType) -> Option<DLDataType> {
     let (code, bits, lanes) = match dtype {

@@ -102,8 +102,8 @@ pub(super) fn decode(
     }
 }
 
-/// How a type is unpacked. Functions would not do: a call through `Fn` may be compiled apart from the
-/// loop, and so for the oldest processors.
+/// How a type is unpacked. Functions would not do: a call through `Fn` may be compiled apart from
+/// the loop, and so for the oldest processors.
 trait Unpack<const BYTES: usize, const PARTS: usize> {
     fn unpack(block: &[u8; BYTES], codes: &mut [Codes; PARTS], scales: &mut [Scale; PARTS]);
 }

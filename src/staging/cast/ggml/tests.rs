@@ -1,4 +1,5 @@
-//! Every type, level and target against the floats of gguf-py in `fixtures/gguf_blocks.safetensors`.
+//! Every type, level and target against the floats of gguf-py, in
+//! `fixtures/gguf_blocks.safetensors`.
 
 use safetensors::SafeTensors;
 
