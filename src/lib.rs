@@ -1,5 +1,5 @@
-//! Streams safetensors checkpoints layer by layer inside a host-memory budget that the caller
-//! chooses.
+//! Streams model checkpoints (safetensors, PyTorch, GGUF) layer by layer inside a host-memory
+//! budget that the caller chooses.
 //!
 //! Loading a model commonly peaks at a multiple of what stays resident. Here every byte passes
 //! through one small ring of staging slots, so that the peak is a number you set: it depends

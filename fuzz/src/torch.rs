@@ -1,8 +1,8 @@
-//! A PyTorch file of any bytes: it is read or refused, in bounded memory, and what is read is inside
-//! the file.
+//! A PyTorch file of any bytes: it is read or refused, in bounded memory, and what is read is
+//! inside the file.
 //!
-//! Input: a file, if it begins like one; else a pickle, which the check puts into an archive with two
-//! storages, so that the fuzzer need not keep a directory right.
+//! Input: a file, if it begins like one; else a pickle, which the check puts into an archive with
+//! two storages, so that the fuzzer need not keep a directory right.
 
 use std::collections::BTreeSet;
 

@@ -91,16 +91,18 @@ impl OpenOptions {
 impl Checkpoint {
     /// Opens a checkpoint with the default [`OpenOptions`]. `path` may be
     ///
-    /// - one safetensors file of any name;
+    /// - one safetensors, PyTorch or GGUF file of any name: its content tells the format. A file of
+    ///   a GGUF set stands for the whole set;
     /// - an index (a name that ends in `.json`): exactly the files it lists;
     /// - a directory with an index, with one file, with a numbered set or with several files;
     /// - a directory with a `model_index.json`, or that file: a pipeline. Each component is such a
     ///   directory, and its tensors are named `component/tensor`.
     ///
-    /// A directory may hold several copies. One is chosen, and [`Self::notes`] says which. An index
-    /// comes before `model.safetensors`, then a numbered set, then variants such as
-    /// `model.fp16.safetensors`. Sets without a variant come before those with one. Sets are never
-    /// mixed.
+    /// A directory may hold several copies. One is chosen, and [`Self::notes`] says which:
+    /// safetensors before PyTorch before GGUF. Among them, an index comes before
+    /// `model.safetensors`, then a numbered set, then variants such as `model.fp16.safetensors`.
+    /// Sets without a variant come before those with one. Sets are never mixed, and several PyTorch
+    /// or GGUF files without a rule are refused by name.
     ///
     /// # Errors
     /// [`CheckpointError`]. One call reports the problems of all files of a set, up to 32.

@@ -49,8 +49,8 @@ impl OpenOptions {
     }
 
     /// The longest header or index that is accepted, in bytes. The description takes at most four
-    /// times this memory. The pickle of a PyTorch file, which spells a tensor at greater length, may
-    /// be twice as long.
+    /// times this memory. The pickle of a PyTorch file, which spells a tensor at greater length,
+    /// may be twice as long.
     #[must_use]
     pub fn header_bytes_max(mut self, bytes: u64) -> Self {
         self.header_bytes_max = bytes;
@@ -71,8 +71,8 @@ impl OpenOptions {
     /// dictionary, or several with points between. Its tensors are named from there on.
     ///
     /// Without this, a training checkpoint is read as its weights: what its key `state_dict`,
-    /// `model_state_dict`, `model` or `module` holds. [`Checkpoint::notes`] says so, and which other
-    /// parts have tensors. Files of other formats have no parts, and are refused.
+    /// `model_state_dict`, `model` or `module` holds. [`Checkpoint::notes`] says so, and which
+    /// other parts have tensors. Files of other formats have no parts, and are refused.
     ///
     /// [`Checkpoint::notes`]: super::Checkpoint::notes
     #[must_use]

@@ -1,7 +1,8 @@
 //! What opening a PyTorch file of a million tensors costs, each in a storage of its own and all in
 //! one. The pickles have every opcode that `torch.save` writes, memo included.
 //!
-//! Figures are printed: `cargo test -p onelayer --release --test loader -- torch_million --nocapture`.
+//! Figures are printed: `cargo test -p onelayer --release --test loader -- torch_million
+//! --nocapture`.
 
 use std::fs::File;
 use std::io::BufWriter;

@@ -244,7 +244,7 @@ impl Checkpoint {
             dtype: of_type(entry.dtype).as_ptr(),
             shape: entry.shape.as_ptr(),
             dimensions: entry.shape.len(),
-            len_bytes: entry.extent.len_bytes(),
+            len_bytes: entry.len_bytes(),
             element: data_type(entry.dtype).unwrap_or(DLDataType { code: 0, bits: 0, lanes: 0 }),
             reserved: 0,
         })

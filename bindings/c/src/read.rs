@@ -39,7 +39,7 @@ pub unsafe extern "C" fn ol_read_into(
         let checkpoint = unsafe { borrowed(checkpoint, "checkpoint") }?;
         // SAFETY: null or a string of the caller (see `crate`).
         let tensor = unsafe { checkpoint.find(name) }?;
-        let len_bytes = tensor.extent.len_bytes();
+        let len_bytes = tensor.len_bytes();
         let fitting =
             usize::try_from(len_bytes).ok().filter(|&len| len <= target_bytes).ok_or_else(|| {
                 Failure::invalid(format!(

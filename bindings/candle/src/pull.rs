@@ -42,7 +42,7 @@ impl<'a> Pull<'a> {
 
     /// Size of the tensor in its file.
     pub(crate) fn len_bytes(&self) -> u64 {
-        self.entry.extent.len_bytes()
+        self.entry.len_bytes()
     }
 
     /// Fills `target` with bytes of the tensor from `offset_bytes` on.

@@ -124,6 +124,29 @@ def test_models_of_torch_modules_with_every_layout(tmp_path: Path) -> None:
     assert [key for key in wanted if not same(found[key], wanted[key].detach())] == []
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
+def test_forwards_of_models_in_bin_files(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    model = ARCHITECTURES[name]().eval()
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    tokens = torch.arange(10)[None]
+    inputs = {"input_ids": tokens, "decoder_input_ids": tokens} if name == "t5" else {"input_ids": tokens}
+    with torch.no_grad():
+        wanted = model(**inputs).logits
+        for options in ({}, {"keep": []}, {"keep": [], "window": 1}):
+            streamed = onelayer.torch.empty(type(model), model.config).eval()
+            with onelayer.torch.stream_forward(streamed, tmp_path, memory="100MiB", **options):
+                assert torch.equal(streamed(**inputs).logits, wanted), options
+
+
+def test_mapped_tensors_are_row_major(tmp_path: Path) -> None:
+    weight = torch.randn(40, 30).t()
+    torch.save({"weight": weight}, tmp_path / "weight.pt")
+    mapped = onelayer.open(tmp_path / "weight.pt").state_dict(mode="mapped")
+    assert torch.equal(mapped["weight"][...], weight)
+
+
 def test_a_pipeline_of_diffusers_as_bin(tmp_path: Path) -> None:
     diffusers = pytest.importorskip("diffusers")
     unet = diffusers.UNet2DModel(

@@ -40,6 +40,11 @@ impl NativeCheckpoint {
         self.inner.tensors().map(|tensor| tensor.name).chain(aliases).collect()
     }
 
+    /// Further names of tied weights, each with the name of the tensor.
+    fn aliases(&self) -> Vec<(&str, &str)> {
+        self.inner.aliases().map(|(name, id)| (name, self.inner.tensor(id).name)).collect()
+    }
+
     fn __len__(&self) -> usize {
         self.inner.tensor_count() + self.inner.aliases().len()
     }
@@ -63,7 +68,7 @@ impl NativeCheckpoint {
         let layers = layers.map_err(|error| errors::of_load(py, &LoadError::Layers(error)))?;
         let describe = |layer: &onelayer::layers::Layer| {
             let tensors = || layer.tensors.iter().map(|&id| self.inner.tensor(id));
-            let bytes = tensors().map(|tensor| tensor.extent.len_bytes()).sum();
+            let bytes = tensors().map(|tensor| tensor.len_bytes()).sum();
             let stack = match layer.kind {
                 LayerKind::Member { stack } => Some(layers.stacks()[stack].as_str().to_owned()),
                 _ => None,

@@ -40,8 +40,8 @@ impl NativeReader {
     fn read(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
         let entry = find(self.reader.checkpoint(), name)?;
         let (dtype, shape) = (entry.dtype, entry.shape.to_vec());
-        let memory = self
-            .fill(py, &entry, entry.extent.len_bytes(), |reader, target| reader.read(entry.id, 0, target))?;
+        let memory =
+            self.fill(py, &entry, entry.len_bytes(), |reader, target| reader.read(entry.id, 0, target))?;
         Ok(Tensor::of_memory(name, (dtype, entry.dtype_name), shape, memory))
     }
 
@@ -124,13 +124,16 @@ impl NativeMapping {
 
 #[pymethods]
 impl NativeMapping {
-    /// A whole tensor: a view of its file, or a copy if its bytes are misaligned.
+    /// A whole tensor: a view of its file, or a copy if its bytes are misaligned or not row-major.
     fn view(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
         let entry = find(&self.checkpoint, name)?;
+        if !entry.strides.is_empty() {
+            return NativeReader::open(py, &self.checkpoint)?.read(py, name);
+        }
         let found = py.detach(|| self.file(&entry).map(|file| file.part(entry.extent, entry.dtype)));
         let memory = match found.map_err(|error| errors::of_source(py, &error))? {
             Ok(memory) => memory,
-            Err(error) => return Err(errors::of_memory(name, entry.extent.len_bytes(), &error)),
+            Err(error) => return Err(errors::of_memory(name, entry.len_bytes(), &error)),
         };
         Ok(Tensor::of_memory(name, (entry.dtype, entry.dtype_name), entry.shape.to_vec(), memory))
     }

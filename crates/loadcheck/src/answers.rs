@@ -29,20 +29,29 @@ pub(crate) fn answer(report: &Report) -> Option<Answer> {
 
 /// `Loading needs 37 MiB of unreclaimable memory; a container of 128 MiB is enough.`
 fn measured(report: &Report) -> Option<(Finding, String)> {
-    let peak_bytes = report.runs.iter().filter_map(|run| run.peak.host_bytes).max()?;
+    let peak_bytes = report.runs.iter().filter_map(|run| run.peak.host_bytes).max();
+    let Some(peak_bytes) = peak_bytes else {
+        let sentence = "It ended before its memory could be measured.".to_owned();
+        return (!report.runs.is_empty()).then_some((Finding::Unclear, sentence));
+    };
     let what = if report.command == CommandName::Exec { "The command" } else { "Loading" };
     let needs = format!("{what} needs {} of unreclaimable memory", bytes(peak_bytes));
     if report.runs.iter().any(|run| run.promise.as_ref().is_some_and(|promise| !promise.kept)) {
         return Some((Finding::OverLimit, format!("{needs}, and more than the memory that was promised.")));
     }
-    let over: Vec<&str> =
-        report.limits.iter().filter(|limit| !limit.passed).map(|limit| limit.metric.as_str()).collect();
+    let over: Vec<&str> = report
+        .limits
+        .iter()
+        .filter(|limit| !limit.passed)
+        .map(|limit| if limit.metric == "host" { "memory" } else { limit.metric.as_str() })
+        .collect();
     match report.verdict {
         Verdict::Inconclusive => {
             Some((Finding::Unclear, format!("{needs}; a limit lies inside the spread of the runs.")))
         }
+        _ if over == ["memory"] => Some((Finding::OverLimit, format!("{needs}: over its limit."))),
         _ if !over.is_empty() => {
-            Some((Finding::OverLimit, format!("{needs}: over the limit on {}.", over.join(", "))))
+            Some((Finding::OverLimit, format!("{needs}; over the limit on {}.", over.join(", "))))
         }
         _ if !report.limits.is_empty() => Some((Finding::Ok, format!("{needs}: within its limits."))),
         _ => {
@@ -127,6 +136,12 @@ fn compared(rows: &[Compared]) -> Option<String> {
             _ => None,
         };
         sentences.push(match (faster, memory) {
+            // Its pages are reclaimable: to compare the rest would say nothing.
+            (Some(faster), _)
+                if other.host_ratio.is_none() && other.peak.file_bytes > other.peak.host_bytes =>
+            {
+                format!("{faster} {}, which keeps file pages", other.strategy)
+            }
             (Some(faster), Some(memory)) => format!("{faster} {} and {memory}", other.strategy),
             (Some(faster), None) => format!("{faster} {}", other.strategy),
             _ => continue,
@@ -183,7 +198,7 @@ fn leaked(report: &Report, leak: &Leak) -> Option<(Finding, String)> {
             }
         };
         let growth = crate::numbers::signed(growth);
-        return Some((Finding::Grows, format!("{} grows by {growth} a cycle{end}.", slope.kind)));
+        return Some((Finding::Grows, format!("{} grows by {growth} a cycle{end}.", kind_name(&slope.kind))));
     }
     let unclear = leak.slopes.iter().any(|slope| slope.verdict == SlopeVerdict::Unclear);
     let most = leak.slopes.iter().map(|slope| slope.max_bytes_per_cycle).max()?;
@@ -196,6 +211,19 @@ fn leaked(report: &Report, leak: &Leak) -> Option<(Finding, String)> {
     leak.slopes.iter().any(|slope| slope.verdict == SlopeVerdict::Flat).then(|| {
         (Finding::Ok, format!("No leak: in {cycles} nothing grows by more than {} a cycle.", bytes(most)))
     })
+}
+
+/// As people call it, at the beginning of a sentence.
+fn kind_name(kind: &str) -> &str {
+    match kind {
+        "host" => "Unreclaimable memory",
+        "rss" => "Resident memory",
+        "file" => "Mapped memory of files",
+        "pinned" => "Pinned memory",
+        "vram" => "Device memory",
+        "live" => "The library's own memory",
+        other => other,
+    }
 }
 
 /// Two digits: the rest is not known.

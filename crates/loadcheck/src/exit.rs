@@ -46,6 +46,11 @@ impl Exit {
         Self::ALL.iter().find(|(exit, ..)| *exit == self).map_or(5, |(_, code, _)| *code)
     }
 
+    /// What it means.
+    pub(crate) fn meaning(self) -> &'static str {
+        Self::ALL.iter().find(|(exit, ..)| *exit == self).map_or("", |(.., meaning)| meaning)
+    }
+
     /// The table as `--help` prints it.
     pub(crate) fn table() -> String {
         use std::fmt::Write as _;

@@ -21,11 +21,11 @@ fn unmeasurable_gate(gate: &Gate, device: Option<Device>) -> Option<Problem> {
     let (reason, help) = match (gate.metric, device) {
         (Metric::Uma, _) => (
             "loadcheck knows no machine yet whose host and device memory are one pool".to_owned(),
-            "gate on --max-host and --max-vram",
+            "gate on --max-memory and --max-vram",
         ),
         (Metric::Vram, None) => (
             "the device memory of a command is not measured".to_owned(),
-            "gate on --max-host and --max-peak-rss",
+            "gate on --max-memory and --max-peak-rss",
         ),
         (Metric::Vram, Some(Device::Cuda(ordinal))) if gate.gpu.is_some_and(|gpu| gpu != ordinal) => (
             format!("the load goes to cuda:{ordinal}, and no other device is measured"),
@@ -33,7 +33,7 @@ fn unmeasurable_gate(gate: &Gate, device: Option<Device>) -> Option<Problem> {
         ),
         (Metric::Vram, Some(device @ (Device::Host | Device::None))) => (
             format!("a load with --device {} takes no device memory", device.target()),
-            "--device cuda:0 needs a CUDA driver and device; or gate on --max-host and --max-peak-rss",
+            "--device cuda:0 needs a CUDA driver and device; or gate on --max-memory and --max-peak-rss",
         ),
         _ => return None,
     };

@@ -9,7 +9,7 @@
 //! ```text
 //! exit, problem, numbers, sizes                       values
 //! args, words                                         the command line
-//! listing, report                                     what is told, as JSON has it
+//! listing, report, explain                            what is told, as JSON has it
 //! config, limits, kinds, library_errors, machine, inputs,    from the command line to the library's calls
 //!   planned, source
 //! descendants, signals, exec, heap, measuring, room        processes, and the memory of this one
@@ -33,6 +33,7 @@ mod doctor;
 mod entries;
 mod exec;
 mod exit;
+mod explain;
 mod fit;
 mod heap;
 mod inputs;
@@ -140,6 +141,7 @@ fn carry_out(cli: &Cli, given: &Given) -> Exit {
             let output = Output::new(&args.output, Further { has_picture: true, ..plain }, terminal);
             commands::report::run(args, &output, terminal)
         }
+        Command::Explain(args) => print(explain::explain(args.code.as_deref()), terminal.stderr_paint),
         Command::Completions(args) => print(commands::shell::completions(args), terminal.stderr_paint),
         Command::Man(args) => print(commands::shell::man(args), terminal.stderr_paint),
     }

@@ -10,15 +10,25 @@ use crate::exit::Exit;
 
 /// Declares the codes, each with its text.
 macro_rules! codes {
-    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
+    ($($(#[doc = $doc:literal])* $name:ident = $text:literal,)*) => {
         /// A stable code. Its hundreds digit decides the exit code.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
         #[cfg_attr(test, derive(schemars::JsonSchema))]
         pub(crate) enum Code {
-            $($(#[$doc])* #[serde(rename = $text)] $name,)*
+            $($(#[doc = $doc])* #[serde(rename = $text)] $name,)*
         }
 
         impl Code {
+            /// Every code.
+            pub(crate) const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// The meaning of the code, as its documentation has it.
+            pub(crate) fn meaning(self) -> String {
+                match self {
+                    $(Self::$name => [$($doc,)*].map(str::trim).join(" "),)*
+                }
+            }
+
             /// The code as text.
             pub(crate) const fn as_str(self) -> &'static str {
                 match self {
@@ -170,23 +180,7 @@ mod tests {
 
     #[test]
     fn json_and_text_agree_on_the_code() {
-        for code in [
-            Code::BudgetTooSmall,
-            Code::TargetRefused,
-            Code::NoSpace,
-            Code::TargetLocked,
-            Code::DtypeRules,
-            Code::CannotCast,
-            Code::DeviceMap,
-            Code::SourceInvalid,
-            Code::BadManifest,
-            Code::NoDevice,
-            Code::Interrupted,
-            Code::BytesDiffer,
-            Code::WriteFailed,
-            Code::VerifyFailed,
-            Code::PartsMissing,
-        ] {
+        for &code in Code::ALL {
             assert_eq!(serde_json::to_value(code).unwrap(), code.as_str());
         }
     }

@@ -1,8 +1,8 @@
 //! The legacy format, written by torch 0.1.10 to 1.5 and still on request.
 //!
 //! Pickles in a row: a magic number, a version, facts about the machine, the value, and the keys of
-//! the storages in the order of their bytes. Then each storage: its number of elements (64 bits) and
-//! its bytes, always little-endian.
+//! the storages in the order of their bytes. Then each storage: its number of elements (64 bits)
+//! and its bytes, always little-endian.
 
 use hashbrown::HashTable;
 use std::hash::BuildHasher;

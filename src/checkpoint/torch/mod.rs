@@ -95,3 +95,50 @@ fn deliver(
     table.note_beside(held.and(survey.heap_bytes()));
     Contained { arena, survey: &survey, root }.deliver(input, table, start_of)
 }
+
+/// Helpers of the tests below this module.
+#[cfg(test)]
+mod testing {
+    use std::io::Write;
+
+    use super::super::options::OpenOptions;
+    use super::Input;
+    use crate::checkpoint::FileFormat;
+
+    /// Gives a file with these bytes to a reader.
+    pub(super) fn with_file<T>(bytes: &[u8], read: impl FnOnce(&Input<'_>) -> T) -> T {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        let options = OpenOptions::new();
+        let input = Input {
+            path: "file.pt".as_ref(),
+            file: &file,
+            len_bytes: bytes.len().try_into().unwrap(),
+            format: FileFormat::TorchZip,
+            prefix: "",
+            options: &options,
+        };
+        read(&input)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_are_told_apart_by_their_first_bytes() {
+        let magic = b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.";
+        for start in [&b"\x80\x02"[..], b"\x80\x03", b"\x80\x04\x95\x0d\0\0\0\0\0\0\0", b"\x80\x05"] {
+            assert!(is_legacy(&[start, magic].concat()));
+            assert!(!is_legacy(start));
+        }
+        assert!(is_legacy(b"L119547037146038801333356L\n.M\xe9\x03."));
+        // The length of a safetensors header, and a pickle that torch did not write.
+        assert!(!is_legacy(b"\x80\x02\0\0\0\0\0\0{}") && !is_legacy(b"\x80\x02}q\0."));
+        assert!(is_zip(b"PK\x03\x04") && is_zip(b"PK\x05\x06") && !is_zip(b"PK\x01\x02"));
+        let mut tar = [0; 512];
+        tar[257..262].copy_from_slice(b"ustar");
+        assert!(is_tar(&tar) && !is_tar(&tar[..261]));
+    }
+}

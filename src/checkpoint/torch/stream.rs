@@ -140,7 +140,7 @@ impl<'a> Stream<'a> {
             let room = to_u64(self.buffer.len() - self.filled).min(self.end - self.next);
             let target = &mut self.buffer[self.filled..self.filled + to_usize(room)];
             let count = match self.input.file.read_at(target, self.next) {
-                Ok(0) => return Err(self.short(to_u64(wanted))),
+                Ok(0) => return Err(self.invalid("the file became shorter while it was read")),
                 Ok(count) => count,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
                 Err(source) => return Err(Box::new(self.input.io(source))),
@@ -149,5 +149,66 @@ impl<'a> Stream<'a> {
             self.next += to_u64(count);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::with_file;
+    use super::*;
+
+    #[test]
+    fn bytes_arrive_in_order_across_buffers() {
+        let bytes: Vec<u8> = (0..300_000_u32).map(|at| u8::try_from(at % 251).unwrap()).collect();
+        with_file(&bytes, |input| {
+            let mut stream = Stream::new(input, ByteRange::new(3, 299_000).unwrap());
+            let at = |offset: u64| bytes[to_usize(offset)];
+            for step in [1_u64, 7, 1000, 65_535, 65_536, 70_000, 3] {
+                let offset = stream.offset();
+                assert_eq!(stream.byte().unwrap(), at(offset));
+                let taken = stream.take(usize::try_from(step.min(65_536)).unwrap()).unwrap();
+                assert_eq!(
+                    (taken[0], taken[taken.len() - 1]),
+                    (at(offset + 1), at(offset + step.min(65_536)))
+                );
+                let offset = stream.offset();
+                if step < 60_000 {
+                    stream.skip(step).unwrap();
+                    assert_eq!(stream.offset(), offset + step);
+                }
+            }
+            let rest = stream.remaining();
+            assert!(stream.skip(rest + 1).is_err() && stream.ran_out());
+            stream.skip(rest - 2).unwrap();
+            assert_eq!(stream.array::<2>().unwrap(), [at(298_998), at(298_999)]);
+            assert!(stream.byte().unwrap_err().to_string().contains("at byte 299000: expected 1 more bytes"));
+        });
+    }
+
+    #[test]
+    fn lines_end_within_the_limit() {
+        let text =
+            [b"a\n\n".as_slice(), &b"x".repeat(LINE_BYTES_MAX), b"\n", &b"y".repeat(5000), b"\n"].concat();
+        with_file(&text, |input| {
+            let mut stream = Stream::new(input, ByteRange::new(0, input.len_bytes).unwrap());
+            assert_eq!(
+                (stream.line().unwrap().to_vec(), stream.line().unwrap().to_vec()),
+                (vec![b'a'], vec![])
+            );
+            assert_eq!(stream.line().unwrap().len(), LINE_BYTES_MAX);
+            assert!(stream.line().unwrap_err().to_string().contains("a line of at most 4096 bytes"));
+        });
+        with_file(b"no end", |input| {
+            let mut stream = Stream::new(input, ByteRange::new(0, 6).unwrap());
+            assert!(stream.line().is_err() && stream.ran_out());
+        });
+    }
+
+    #[test]
+    fn a_file_that_became_shorter_is_an_error() {
+        with_file(b"abc", |input| {
+            let mut stream = Stream::new(input, ByteRange::new(0, 5).unwrap());
+            assert!(stream.take(5).unwrap_err().to_string().contains("the file became shorter"));
+        });
     }
 }

@@ -1,9 +1,9 @@
 //! The format before torch 0.1.10: a tar archive.
 //!
-//! Three of its members matter. `storages` has a pickle about each storage, followed by its number of
-//! elements and its bytes, then a list of views. `tensors` has a pickle about each tensor, followed
-//! by its shape, strides and offset as numbers. `pickle` has the value, which names storages and
-//! tensors by numbers.
+//! Three of its members matter. `storages` has a pickle about each storage, followed by its number
+//! of elements and its bytes, then a list of views. `tensors` has a pickle about each tensor,
+//! followed by its shape, strides and offset as numbers. `pickle` has the value, which names
+//! storages and tensors by numbers.
 
 use std::collections::HashMap;
 

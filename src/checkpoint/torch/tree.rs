@@ -1,7 +1,7 @@
 //! The containers of a pickle as a tree: which hold tensors, and under which names.
 //!
-//! Nothing here recurses, and a container that stands in several places is expanded a bounded number
-//! of times.
+//! Nothing here recurses, and a container that stands in several places is expanded a bounded
+//! number of times.
 
 use super::pickle::{Arena, Chain, Item, Ref, Slice};
 use crate::units::to_u64;
@@ -269,8 +269,8 @@ pub(super) fn entries(arena: &Arena, dict: Chain) -> impl Iterator<Item = (Ref, 
     arena.chunks(dict).flat_map(|chunk| chunk.chunks_exact(2)).map(|pair| (pair[0], pair[1]))
 }
 
-/// Refuses a dictionary that gives a key twice, unless both values are tensors: then their names are
-/// compared later, with all others.
+/// Refuses a dictionary that gives a key twice, unless both values are tensors: then their names
+/// are compared later, with all others.
 pub(super) fn check_keys(arena: &Arena, dict: Chain) -> Result<(), TreeFault> {
     let is_tensor = |value| matches!(arena.item(value), Item::Tensor(_) | Item::Unreadable(_));
     let others = entries(arena, dict).filter(|&(_, value)| !is_tensor(value));

@@ -93,7 +93,8 @@ pub fn vector(shape: &[i64; 1]) -> View<'_> {
     View { offset: 0, shape, strides: &[1] }
 }
 
-/// Writes a zip archive as torch does: entries stored and aligned to 64 bytes, sizes behind the data.
+/// Writes a zip archive as torch does: entries stored and aligned to 64 bytes, sizes behind the
+/// data.
 #[derive(Debug)]
 pub struct ZipWriter<W> {
     target: W,

@@ -1,5 +1,5 @@
-//! Hostile PyTorch files, each with the verdict that a strict reader must reach. Nothing here shares
-//! code with the reader.
+//! Hostile PyTorch files, each with the verdict that a strict reader must reach. Nothing here
+//! shares code with the reader.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 

@@ -172,7 +172,8 @@ fn headers() -> Vec<Case> {
         change("local: an extra field into the data", local + 28, &[0xff, 0xff], INVALID, "");
         change("local: another name", local + 35, b"Z", INVALID, "another name");
     }
-    // Sizes and checksums may follow the data, and checksums are not compared with it, as torch does.
+    // Sizes and checksums may follow the data, and checksums are not compared with it, as torch
+    // does.
     cases.push(read("another checksum", patched(places.storage.0 + 16, &[1, 2, 3, 4]), &["w"]));
     // The pickle at the place of a storage: found by two names.
     let storage = u32::try_from(places.storage.1).unwrap().to_le_bytes();

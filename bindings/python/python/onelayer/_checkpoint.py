@@ -74,8 +74,13 @@ class Checkpoint:
         return self._path
 
     def keys(self) -> list[str]:
-        """Names of all tensors, in file order."""
+        """Names of all tensors, in file order, and then the further names of tied weights."""
         return self._native.names()
+
+    @cached_property
+    def aliases(self) -> dict[str, str]:
+        """Further names of tied weights, each with the tensor whose bytes it shares. Only PyTorch files have them."""
+        return dict(self._native.aliases())
 
     def __len__(self) -> int:
         return len(self._native)
@@ -206,10 +211,13 @@ class Checkpoint:
         They share the memory of their layer, which is freed with the last of them. Options as for ``stream``.
         """
         convert = converter(framework)
+        select = stream_options.get("select")
+        wanted = None if select is None or not self.aliases else selected_names(self, select)
         with self.stream(**stream_options) as stream:
             for layer in stream:
                 with layer:
-                    leases = [(name, convert(tensor)) for name, tensor in layer.items()]
+                    names = [name for name in layer if wanted is None or name not in self.aliases or name in wanted]
+                    leases = [(name, convert(layer[name])) for name in names]
                 # Now only the exports hold the layer; drop each reference as it is yielded.
                 leases.reverse()
                 while leases:

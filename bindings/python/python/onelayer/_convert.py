@@ -12,7 +12,7 @@ from . import _native
 from ._checkpoint import Checkpoint
 from ._checkpoint import open as open_checkpoint
 from ._frameworks import float_name
-from ._options import LayerMap, Select, layer_map_text, matches, selected_names
+from ._options import LayerMap, Select, layer_map_text, matches, selected_tensors
 from ._options import opening as open_options
 from ._progress import Bar
 from ._sizes import human_size, optional_size
@@ -167,8 +167,8 @@ def convert(
         "dtype": None if dtype is None else float_name(dtype),
         "dtype_rules": matches(checkpoint, rules),
         "quantise": quantise,
-        "quantise_only": None if quantise_only is None else selected_names(checkpoint, quantise_only),
-        "select": None if select is None else selected_names(checkpoint, select),
+        "quantise_only": None if quantise_only is None else selected_tensors(checkpoint, quantise_only),
+        "select": None if select is None else selected_tensors(checkpoint, select),
         "drop_duplicates": drop_duplicates,
         "sha256": sha256,
         "verify": verify,

@@ -95,7 +95,7 @@ def stream_options_of(
         "device_budget": optional_size(device_budget),
         "window": _window(window),
         "prefetch": prefetch,
-        "select": None if select is None else selected_names(checkpoint, select),
+        "select": None if select is None else selected_tensors(checkpoint, select),
         "order": order,
         "io": io,
         "readers": readers,
@@ -104,7 +104,7 @@ def stream_options_of(
         "keep": _kept(checkpoint, keep, layer_map),
         "call_order": None if call_order is None else list(call_order),
         "quantise": quantise,
-        "quantise_only": None if quantise_only is None else selected_names(checkpoint, quantise_only),
+        "quantise_only": None if quantise_only is None else selected_tensors(checkpoint, quantise_only),
         "read_through": optional_size(read_through),
         "device_reserve": optional_size(device_reserve),
         "shard": shard,
@@ -131,6 +131,11 @@ def selected_names(checkpoint: Checkpoint, select: Select) -> set[str]:
         if name not in checkpoint:
             raise KeyError(name)
     return names
+
+
+def selected_tensors(checkpoint: Checkpoint, select: Select) -> set[str]:
+    """The same without further names of tied weights: the tensors that have the bytes."""
+    return {checkpoint.aliases.get(name, name) for name in selected_names(checkpoint, select)}
 
 
 def matches(checkpoint: Checkpoint, rules: Mapping[str, Any]) -> dict[str, Any]:

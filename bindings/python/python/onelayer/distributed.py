@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._checkpoint import Checkpoint, TensorInfo
 from ._frameworks import to_torch, torch_dtype, torch_shape
-from ._options import Select, selected_names
+from ._options import Select, selected_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,9 @@ def owners(checkpoint: Checkpoint, world: int, select: Select | None = None) -> 
     """
     if world < 1:
         raise ValueError(f"world={world}: expected at least one rank")
-    names = set(checkpoint.keys()) if select is None else selected_names(checkpoint, select)
+    names = (
+        set(checkpoint.keys()) - checkpoint.aliases.keys() if select is None else selected_tensors(checkpoint, select)
+    )
     return dict(checkpoint._native.owners(world, names))
 
 

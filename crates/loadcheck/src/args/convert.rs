@@ -151,7 +151,7 @@ pub(crate) struct TensorArgs {
     /// Dictionary of a PyTorch file to read: ema, optimizer.state, ... [default: the weights]
     ///
     /// As for `run`.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
     pub(crate) prefix: Option<String>,
     /// Write tied weights once
     ///

@@ -138,12 +138,12 @@ mod tests {
     #[test]
     fn what_changes_the_load_is_kept() {
         let gate =
-            Next { command: "run", flags: vec![("max-host", Some("64Mi".to_owned()))], ..Next::default() };
+            Next { command: "run", flags: vec![("max-memory", Some("64Mi".to_owned()))], ..Next::default() };
         for (line, expected) in [
-            ("loadcheck run m --window 1 --json -q", "loadcheck m --window 1 --max-host 64Mi"),
-            ("loadcheck run m --max-host 1Mi --hash", "loadcheck m --hash --max-host 64Mi"),
-            ("loadcheck run plan --dtype f16", "loadcheck run plan --dtype f16 --max-host 64Mi"),
-            ("loadcheck plan m --vram 1Gi,2Gi --tp 0/2", "loadcheck m --tp 0/2 --max-host 64Mi"),
+            ("loadcheck run m --window 1 --json -q", "loadcheck m --window 1 --max-memory 64Mi"),
+            ("loadcheck run m --max-host 1Mi --hash", "loadcheck m --hash --max-memory 64Mi"),
+            ("loadcheck run plan --dtype f16", "loadcheck run plan --dtype f16 --max-memory 64Mi"),
+            ("loadcheck plan m --vram 1Gi,2Gi --tp 0/2", "loadcheck m --tp 0/2 --max-memory 64Mi"),
         ] {
             assert_eq!(next(line, &gate), expected);
         }

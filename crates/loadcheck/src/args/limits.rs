@@ -13,15 +13,18 @@ use crate::sizes::{Size, SizeError, parse_duration};
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Limits (exit code 1 when exceeded)")]
 pub(crate) struct LimitArgs {
-    /// host (default), rss, vram, pinned, cgroup or time
+    /// memory, rss, vram, pinned, cgroup or time
     ///
-    /// Also file: mapped pages of files. May be repeated. The --max-... flags are short for it. A
-    /// metric that cannot be measured here is exit code 4, never a silent pass.
+    /// memory is unreclaimable memory, and meant if METRIC= is left out. Also file: mapped pages of
+    /// files. May be repeated. The --max-... flags are short for it. A metric that cannot be
+    /// measured here is exit code 4, never a silent pass.
     #[arg(long = "limit", value_name = "METRIC=SIZE")]
     limits: Vec<Gate>,
     /// Most unreclaimable memory
-    #[arg(long, value_name = "SIZE", value_parser = short_form(Metric::Host, "--max-host"))]
-    max_host: Option<Gate>,
+    ///
+    /// What the kernel cannot take back, so what a container has to hold.
+    #[arg(long, value_name = "SIZE", alias = "max-host", value_parser = short_form(Metric::Host, "--max-memory"))]
+    max_memory: Option<Gate>,
     /// Most resident pages, of files too
     #[arg(long, value_name = "SIZE", value_parser = short_form(Metric::Rss, "--max-peak-rss"))]
     max_peak_rss: Option<Gate>,
@@ -50,7 +53,7 @@ pub(crate) struct LimitArgs {
 impl LimitArgs {
     /// All gates that were asked for.
     pub(crate) fn gates(&self) -> Vec<Gate> {
-        let short = [&self.max_host, &self.max_peak_rss, &self.max_pinned, &self.max_vram, &self.max_time];
+        let short = [&self.max_memory, &self.max_peak_rss, &self.max_pinned, &self.max_vram, &self.max_time];
         self.limits.iter().chain(short.into_iter().flatten()).cloned().collect()
     }
 }
@@ -60,6 +63,7 @@ impl LimitArgs {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Metric {
     /// Unreclaimable memory.
+    #[value(alias = "memory")]
     Host,
     /// All resident pages.
     Rss,
@@ -143,7 +147,8 @@ mod tests {
     #[test]
     fn a_bare_size_means_host() {
         assert_eq!("200MiB".parse::<Gate>(), "host=200MiB".parse());
-        assert!("memory=1GiB".parse::<Gate>().unwrap_err().contains("host, rss"));
+        assert_eq!("memory=1GiB".parse::<Gate>(), "1GiB".parse());
+        assert!("speed=1GiB".parse::<Gate>().unwrap_err().contains("host, rss"));
         assert!("time=10MiB".parse::<Gate>().is_err());
         assert!(vram_gate("12GiB@x").is_err());
         assert_eq!(vram_gate("12GiB@1").unwrap().gpu, Some(1));

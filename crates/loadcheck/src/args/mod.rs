@@ -52,7 +52,7 @@ const ABOUT: &str = "loadcheck measures what loading a model checkpoint costs: m
 const EXAMPLES: &str = "Examples:
   loadcheck ./model                          what does loading this need?
   loadcheck org/name --budget 512MiB         from the local Hugging Face cache
-  loadcheck ./model --max-host 200MiB        a gate for CI: exit code 1 when exceeded
+  loadcheck ./model --max-memory 200MiB        a gate for CI: exit code 1 when exceeded
   loadcheck compare ./model                  beside mapping it and reading whole files
   loadcheck plan ./model                     the peaks, predicted from the headers
   loadcheck exec -- python load_test.py      somebody else's loader, whole process tree
@@ -92,14 +92,14 @@ pub(crate) enum Command {
     /// Measures what one load of SOURCE costs, within a host budget
     #[command(
         long_about = "Measures what one load of SOURCE costs, within a host budget\n\n\
-        Every run happens in a fresh process that measures itself. The number that sizes a container is `host`: \
-        memory that the kernel cannot take back. The promise that the growth of RSS stays within the budget plus \
+        Every run happens in a fresh process that measures itself. The number that sizes a container is \
+        unreclaimable memory: what the kernel cannot take back. The promise that the growth of RSS stays within the budget plus \
         16 MiB (plus the layers kept, on the host device) is checked on every run.\n\n\
         Examples:\n  \
           loadcheck ./model --budget 64MiB --window 1\n  \
           loadcheck ./model --device cuda:0 --verify\n  \
           loadcheck ./model --device none --io direct --cache cold --runs 3\n  \
-          loadcheck ./model --max-host 200MiB --json -o loadcheck.json\n  \
+          loadcheck ./model --max-memory 200MiB --json -o loadcheck.json\n  \
           loadcheck ./model --window 1 --export-html load.html",
         after_long_help = Exit::table()
     )]
@@ -110,14 +110,14 @@ pub(crate) enum Command {
     /// Does a load of SOURCE fit in 8GB? From the headers
     #[command(long_about = plan::FITS_ABOUT, after_long_help = Exit::table())]
     Fits(Box<FitsArgs>),
-    /// Finds the smallest memory limit that a load works under, by trying
+    /// Finds the smallest memory limit that a load works under
     #[command(
         long_about = fit::FIT_ABOUT,
         after_long_help = Exit::table(),
         mut_arg("source", not_for_commands)
     )]
     Fit(Box<FitArgs>),
-    /// Predicts what a load costs and what fits where, from the headers; reads no weights
+    /// Predicts what a load costs and what fits where, from headers
     #[command(long_about = plan::PLAN_ABOUT, after_long_help = Exit::table())]
     Plan(Box<PlanArgs>),
     /// Shows what a load has to move: layers, dtypes, largest tensors
@@ -134,7 +134,7 @@ pub(crate) enum Command {
         The command's own exit code stands in the report; a command that fails makes exit code 5. With a \
         machine-readable format its output goes to stderr.\n\n\
         Examples:\n  loadcheck exec -- python load_test.py ./model\n  \
-        loadcheck exec --max-host 2GiB --until-line 'server is ready' -- ./serve ./model",
+        loadcheck exec --max-memory 2GiB --until-line 'server is ready' -- ./serve ./model",
         after_long_help = Exit::table()
     )]
     Exec(ExecArgs),
@@ -169,6 +169,10 @@ pub(crate) enum Command {
         after_long_help = format!("{}\n\n{}", preset_list(), Exit::table())
     )]
     Synth(SynthArgs),
+    /// Says what the code of an error means, such as LC0205
+    ///
+    /// Without CODE: every code. A checkpoint or a command that fails prints one.
+    Explain(ExplainArgs),
     /// Prints a completion script for a shell
     Completions(CompletionsArgs),
     /// Prints the manual page, or that of a command
@@ -537,6 +541,14 @@ pub(crate) struct SynthArgs {
     pub(crate) seed: u64,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
+}
+
+/// `loadcheck explain`
+#[derive(Debug, Args)]
+pub(crate) struct ExplainArgs {
+    /// The code, as an error has it
+    #[arg(value_name = "CODE")]
+    pub(crate) code: Option<String>,
 }
 
 /// `loadcheck completions`

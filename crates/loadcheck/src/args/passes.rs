@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Load")]
 pub(crate) struct PassesArgs {
-    /// Number of passes through all layers
+    /// Decode steps: passes through all layers
     ///
-    /// An engine makes one pass per token or batch. From the second pass on nothing is allocated;
-    /// the report has the time of each pass and the bottleneck: the disk, filling (casts and
-    /// copies), the link, or the engine. Each layer is dropped as soon as it was delivered;
+    /// An engine makes one pass per token or batch, a decode step. From the second pass on nothing
+    /// is allocated; the report has the time of each pass and the bottleneck: the disk, filling
+    /// (casts and copies), the link, or the engine. Each layer is dropped as soon as it was delivered;
     /// `--window` says how many are there at once.
-    #[arg(long, value_name = "N", default_value_t = 1, hide_short_help = true,
+    #[arg(long, value_name = "N", default_value_t = 1, hide_short_help = true, alias = "decode-steps",
           value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) passes: u32,
     /// Layers that stay from pass to pass

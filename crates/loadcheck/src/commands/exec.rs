@@ -17,6 +17,7 @@ use crate::measuring::TIMELINE_ROWS;
 use crate::output::Output;
 use crate::problem::{Code, Problem};
 use crate::report::{CommandName, Exec, Outcome as RunOutcome, Place, Point, Pressure, Report, Run, Samples};
+use crate::shell::shell_word;
 use crate::signals::{Interrupts, exit_of, interrupted, name_of};
 use crate::sizes::SizeContext;
 
@@ -173,7 +174,19 @@ impl Measured {
             limits::judge(gates, &report.runs, context, &report.unavailable, &first_exceeded);
         report.limits = limits;
         report.verdict = verdict(&report, args.limits.strict_noise);
-        problems.extend(self.failure());
+        let failure = self.failure().map(|problem| match self.oom_kills {
+            Some(1..) => {
+                let words: Vec<String> =
+                    args.command.iter().map(|word| shell_word(&word.to_string_lossy())).collect();
+                let template = shell_word(&words.join(" "));
+                problem.help(format!(
+                    "memory ran out: the peak above is what the limit allowed, not what the command needs; \
+                     `loadcheck fit --cmd {template}` finds that"
+                ))
+            }
+            _ => problem,
+        });
+        problems.extend(failure);
         report.fail(problems);
         Outcome { report, interrupted: self.ended.interrupted.map(exit_of), next: None }
     }

@@ -51,15 +51,7 @@ pub(crate) fn run(args: &FitArgs, output: &Output, terminal: &Terminal) -> Outco
             problems.extend(more);
             Vec::new()
         });
-    let is_ours = |entry: &Entry| matches!(entry.what, What::Strategy(_));
-    if args.load.source.is_empty() && entries.iter().any(is_ours) {
-        problems.push(no_source("a strategy of loadcheck's loads a checkpoint"));
-    }
-    problems.extend(args.export.timeline.map(|_| {
-        Problem::new(Code::Usage, "fit keeps what each run came to, no timelines")
-            .at("--timeline")
-            .help("loadcheck run --timeline, inside the limit that was found")
-    }));
+    problems.extend(refusals(args, &entries));
     problems.extend(ChildGroup::create(Some(1 << 30)).err().map(|error| no_group(&error)));
     let Ok(interrupts) = Interrupts::listen().map_err(|problem| problems.push(problem)) else {
         return Outcome::refused(report, problems);
@@ -100,6 +92,19 @@ pub(crate) fn run(args: &FitArgs, output: &Output, terminal: &Terminal) -> Outco
         max_slowdown: args.max_slowdown,
     };
     search_all(args, &session, &load, entries, report, output)
+}
+
+/// What cannot be asked for together.
+fn refusals(args: &FitArgs, entries: &[Entry]) -> impl Iterator<Item = Problem> {
+    let is_ours = |entry: &Entry| matches!(entry.what, What::Strategy(_));
+    let no_source = (args.load.source.is_empty() && entries.iter().any(is_ours))
+        .then(|| no_source("a strategy of loadcheck's loads a checkpoint"));
+    let timeline = args.export.timeline.map(|_| {
+        Problem::new(Code::Usage, "fit keeps what each run came to, no timelines")
+            .at("--timeline")
+            .help("loadcheck run --timeline, inside the limit that was found")
+    });
+    no_source.into_iter().chain(timeline)
 }
 
 /// Searches for one loader after the other.

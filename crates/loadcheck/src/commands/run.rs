@@ -243,7 +243,7 @@ pub(crate) fn verdict(report: &Report, strict_noise: bool) -> Verdict {
 fn next(report: &Report) -> Option<Next> {
     let peak = report.runs.iter().filter_map(|run| run.peak.host_bytes).max()?;
     if report.limits.is_empty() {
-        let flags = vec![("max-host", Some(container(peak).0))];
+        let flags = vec![("max-memory", Some(container(peak).0))];
         return Some(Next { command: "run", flags, why: "a gate for CI", ..Next::default() });
     }
     keep("run", "loadcheck.json", "to keep the numbers")

@@ -71,7 +71,7 @@ fn arguments(fitted: &Fitted, headroom_percent: u64, ours: Option<(&Params, &Loa
     // Sampled, so the highest of all runs: a short load is not seen the same in each.
     let sampled = fitted.tries.iter().filter_map(|tried| tried.peak_host_bytes);
     if let Some(host_bytes) = sampled.chain(fitted.unlimited_host_bytes).max() {
-        words.push(format!("--max-host={}MiB", mebibytes(host_bytes, headroom_percent)));
+        words.push(format!("--max-memory={}MiB", mebibytes(host_bytes, headroom_percent)));
     }
     words.join(" ")
 }
@@ -110,7 +110,7 @@ mod tests {
         );
         assert_eq!(emitted(EmitArg::Docker), "--memory=1536m --memory-swap=1536m");
         assert_eq!(emitted(EmitArg::Systemd), "# copy, +25 %\n[Service]\nMemoryMax=1536M\nMemorySwapMax=0");
-        assert_eq!(emitted(EmitArg::Args), "--max-host=1250MiB");
+        assert_eq!(emitted(EmitArg::Args), "--max-memory=1250MiB");
     }
 
     #[test]
@@ -139,18 +139,18 @@ mod tests {
         };
         let common =
             "--budget=64MiB --io=direct --device=host --window=1 --prefetch=2 --dtype=bf16 --quantise=int8";
-        assert_eq!(of_ours(&params, &load), format!("{common} --max-host=1000MiB"));
+        assert_eq!(of_ours(&params, &load), format!("{common} --max-memory=1000MiB"));
         let others = lines(EmitArg::Args, &fitted(), 0, Some((&params, &load)));
-        assert_eq!(others, ["--max-host=1000MiB"], "another's");
+        assert_eq!(others, ["--max-memory=1000MiB"], "another's");
         let (params, load) = (
             Params { device_budget_bytes: Some(MIB + 1), ..params },
             LoadConfig { readers: Some(3), select: Some("a b$".to_owned()), ..load },
         );
         assert_eq!(
             of_ours(&params, &load),
-            format!("{common} --device-budget=1048577B --readers=3 '--select=a b$' --max-host=1000MiB")
+            format!("{common} --device-budget=1048577B --readers=3 '--select=a b$' --max-memory=1000MiB")
         );
-        assert_eq!(exact(5000), "5000");
+        assert_eq!(exact(5000), "5000B");
     }
 
     #[test]

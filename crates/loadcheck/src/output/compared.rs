@@ -72,12 +72,12 @@ fn with_notes(rows: Rows<'_>) -> Table {
 }
 
 fn with_memory(rows: Rows<'_>) -> Rows<'_> {
-    rows.right("host peak", |row| bytes(row.peak.host_bytes))
+    rows.right("unreclaimable", |row| bytes(row.peak.host_bytes))
         .right("RSS peak", |row| bytes(row.peak.rss_bytes))
         .right("file peak", |row| bytes(row.peak.file_bytes))
         .right("cgroup peak", |row| bytes(row.peak.cgroup_bytes))
         .right("VRAM peak", |row| row.peak.vram_bytes.map(bytes))
-        .right("host ratio", |row| ratio(row.host_ratio, 1))
+        .right("vs best", |row| ratio(row.host_ratio, 1))
 }
 
 fn with_time(rows: Rows<'_>) -> Rows<'_> {
@@ -86,7 +86,7 @@ fn with_time(rows: Rows<'_>) -> Rows<'_> {
         .right("min to max", |row| row.seconds.as_ref().filter(|_| row.completed > 1).map(extremes))
         .right("rate", |row| row.bytes_per_second.and_then(|speed| rate(speed, 1.0)))
         .right("CPU time", |row| row.cpu_seconds.map(cpu))
-        .right("time ratio", |row| ratio(row.time_ratio, 2))
+        .right("vs best", |row| ratio(row.time_ratio, 2))
 }
 
 /// A row's name, short enough for a table.
@@ -160,7 +160,10 @@ mod tests {
         };
         report.comparison = vec![row.clone()];
         let page = crate::output::markdown::draw(&document(&report, View::PAGE));
-        assert!(page.contains("| | host peak | RSS peak |") && page.contains("| time ratio | |\n"), "{page}");
+        assert!(
+            page.contains("| | unreclaimable | RSS peak |") && page.contains("| vs best | |\n"),
+            "{page}"
+        );
         assert!(
             page.contains("\n| a\\|b: `load \"it's\"` | - | - |") && page.contains("| slow |\n"),
             "{page}"

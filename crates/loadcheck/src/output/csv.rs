@@ -16,9 +16,9 @@ use crate::report::{
 /// A row: the name of each column, and its cell.
 type Row<const N: usize> = [(&'static str, String); N];
 
-/// Writes a row for each run (`run`, `exec`), row of a comparison, layer (`plan`, `inspect`), answer (`fits`),
-/// checkpoint (`synth`), file (`convert`), difference (`verify`), try (`fit`), slope (`leak`) or
-/// check (`doctor`). An empty cell is "not measured".
+/// Writes a row for each run (`run`, `exec`), row of a comparison, layer (`plan`, `inspect`),
+/// answer (`fits`), checkpoint (`synth`), file (`convert`), difference (`verify`), try (`fit`),
+/// slope (`leak`) or check (`doctor`). An empty cell is "not measured".
 pub(super) fn write(report: &Report, to: &mut dyn Write) -> io::Result<()> {
     match report.command {
         CommandName::Run | CommandName::Exec => write_rows(to, report.runs.iter().enumerate().map(run)),

@@ -5,7 +5,7 @@ use super::document::{Document, Table, Text, View, name, role};
 use super::terminal::Role;
 use super::{facts, placed};
 use crate::listing::{Layer, Listing};
-use crate::numbers::{bytes, count, grouped, rate, seconds};
+use crate::numbers::{bytes, count, grouped, rate, seconds, stated};
 use crate::report::{MemoryTerm, Report};
 use onelayer::units::to_u64;
 
@@ -26,8 +26,9 @@ pub(super) fn plan(report: &Report, view: View) -> Document {
         document.extend(facts::reading(&plan.files));
     }
     document.gap();
-    document.line(role(Role::Strong, "host memory, derived from the headers (nothing was measured)"));
-    let sum = format!("sum; the budget is {}", bytes(plan.params.budget_bytes));
+    document
+        .line(role(Role::Strong, "unreclaimable memory, derived from the headers (nothing was measured)"));
+    let sum = format!("sum; the budget is {}", stated(plan.params.budget_bytes));
     document.table(facts::memory_terms(&plan.memory, Some((plan.host_bytes, sum))));
     if let Some(resident) = plan.resident_bytes.filter(|resident| *resident > 0) {
         let place = if plan.resident_host_bytes == Some(0) { "on the device" } else { "beside the budget" };

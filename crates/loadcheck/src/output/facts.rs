@@ -4,7 +4,8 @@
 use super::document::{Document, Part, Table, Text, View, fact, name, role};
 use super::terminal::Role;
 use crate::args::CacheArg;
-use crate::numbers::{bytes, count, grouped, growth, percent, rate, seconds};
+use crate::numbers::{bytes, count, grouped, growth, percent, rate, seconds, stated};
+use crate::report::metric_name;
 use crate::report::{
     FileReading, Finding, IoCounters, Limit, MemoryTerm, Outcome, Params, Passes, Place, PlaceShare,
     QuantisedTensor, Report, Run, Shares, Source,
@@ -72,7 +73,7 @@ pub(super) fn strategy(params: &Params) -> Part {
     };
     let mut parts = vec![
         format!("stream · {}{readers}", params.io),
-        format!("budget {}", bytes(params.budget_bytes)),
+        format!("budget {}", stated(params.budget_bytes)),
         format!("device {}{window}", params.device),
     ];
     parts.extend(params.dtype.as_ref().map(|dtype| format!("narrowed to {dtype}")));
@@ -207,8 +208,10 @@ pub(super) fn passes(passes: &Passes, io: &IoCounters) -> Vec<Part> {
         kept_bytes => format!(", kept layers {}", bytes(kept_bytes)),
     };
     let (number, asked) = (grouped(to_u64(passes.each.len())), grouped(passes.asked));
-    let mut parts =
-        vec![fact("passes", format!("{number} of {asked}, window {}{kept}", bytes(passes.window_bytes)))];
+    let mut parts = vec![fact(
+        "steps",
+        format!("{number} of {asked} decode steps, window {}{kept}", bytes(passes.window_bytes)),
+    )];
     let hidden = passes.each.len().saturating_sub(PASSES_MAX);
     for (index, pass) in passes.each.iter().enumerate() {
         // The last pass is always shown.
@@ -218,7 +221,7 @@ pub(super) fn passes(passes: &Passes, io: &IoCounters) -> Vec<Part> {
         let speed = rate(pass.read_bytes, pass.seconds).map(|rate| format!(", {rate} read"));
         let (time, speed) = (seconds(pass.seconds), speed.unwrap_or_default());
         let waited = shares(&pass.shares);
-        parts.push(Part::Line(format!("  pass {:<4}{time:>9}{speed}; {waited}", index + 1).into()));
+        parts.push(Part::Line(format!("  step {:<4}{time:>9}{speed}; {waited}", index + 1).into()));
     }
     if hidden > 0 {
         parts.push(Part::Line(format!("  {hidden} between are left out (all of them: --json)").into()));
@@ -342,7 +345,8 @@ pub(super) fn limit(limit: &Limit) -> Text {
     let (actual, most) = limit_values(limit);
     let at = limit.first_exceeded_at.as_ref().map(|at| format!("  first exceeded at {}", exceeded_at(at)));
     let spread = if limit.inside_spread { "  (inside the spread of the runs)" } else { "" };
-    word + format!("  {:<6}  {actual:>8}  limit {most}{}{spread}", limit.metric, at.unwrap_or_default())
+    let metric = metric_name(&limit.metric);
+    word + format!("  {metric:<13}  {actual:>8}  limit {most}{}{spread}", at.unwrap_or_default())
 }
 
 /// Every limit, for a page.
@@ -352,7 +356,7 @@ pub(super) fn limits(report: &Report) -> Table {
             true => Text::from("pass"),
             false => role(Role::Bad, "FAIL"),
         })
-        .left("limit on", |limit| limit.metric.clone())
+        .left("limit on", |limit| metric_name(&limit.metric).to_owned())
         .right("actual", |limit| limit_values(limit).0)
         .right("limit", |limit| limit_values(limit).1)
         .left("first exceeded at", |limit| {
@@ -365,7 +369,7 @@ pub(super) fn limits(report: &Report) -> Table {
 fn limit_values(limit: &Limit) -> (String, String) {
     match limit.limit_seconds {
         Some(most) => (limit.actual_seconds.map_or_else(|| "-".to_owned(), seconds), seconds(most)),
-        None => (bytes(limit.actual_bytes), bytes(limit.limit_bytes)),
+        None => (bytes(limit.actual_bytes), limit.limit_bytes.map_or_else(|| "-".to_owned(), stated)),
     }
 }
 
@@ -563,7 +567,10 @@ mod tests {
     #[test]
     fn what_binds_is_named_largest_first() {
         let text = lines(passes(&pass_after_pass(2), &IoCounters::default())).join("\n");
-        assert!(text.starts_with("passes    2 of 20, window 64 MiB, kept layers 1 MiB\n"), "{text}");
+        assert!(
+            text.starts_with("steps     2 of 20 decode steps, window 64 MiB, kept layers 1 MiB\n"),
+            "{text}"
+        );
         assert!(text.ends_with("\nbottleneck  disk 82 %, engine 3 %"), "{text}");
         assert_eq!(shares(&Shares::default(), "disk"), "nothing: no waits");
         let cached = IoCounters { read_bytes: Some(9), from_cache_bytes: Some(9), ..IoCounters::default() };
@@ -575,7 +582,7 @@ mod tests {
     fn many_passes_are_a_few_lines() {
         let lines = lines(passes(&pass_after_pass(20), &IoCounters::default()));
         assert_eq!(lines.len(), 1 + PASSES_MAX + 2);
-        assert!(lines[PASSES_MAX].starts_with("  pass 20 "), "{lines:?}");
+        assert!(lines[PASSES_MAX].starts_with("  step 20 "), "{lines:?}");
         assert!(lines[PASSES_MAX + 1].contains("12 between"), "{lines:?}");
     }
 }

@@ -88,7 +88,7 @@ fn tries(fitted: &Fitted) -> Table {
         .left("", |(_, tries)| outcomes(tries))
         .right("time", |(_, tries)| middle(worked(tries)).map(seconds))
         .right("slower", |(_, tries)| middle(slowdowns(tries)).map(|ratio| format!("{ratio:.1}x")))
-        .right("host peak", |(_, tries)| {
+        .right("unreclaimable", |(_, tries)| {
             tries.iter().filter_map(|tried| tried.peak_host_bytes).max().map(bytes)
         })
         .right("read again", |(_, tries)| {

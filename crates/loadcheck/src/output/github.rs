@@ -6,7 +6,7 @@ use super::terminal::Paint;
 use super::{escape::escape, facts, text};
 use crate::numbers::bytes;
 use crate::problem::Problem;
-use crate::report::{CommandName, Report};
+use crate::report::{CommandName, Report, metric_name};
 
 /// Failures as annotations. `document` is printed for commands whose result is a table.
 pub(super) fn draw(report: &Report, document: &Document) -> String {
@@ -15,7 +15,7 @@ pub(super) fn draw(report: &Report, document: &Document) -> String {
         let line = facts::limit(limit).plain();
         lines.push_str(&match limit.passed {
             true => format!("{}\n", escape(&line)),
-            false => error(&format!(": {} over its limit", limit.metric), &line),
+            false => error(&format!(": {} over its limit", metric_name(&limit.metric)), &line),
         });
     }
     for promise in report.runs.iter().filter_map(|run| run.promise.as_ref()).filter(|promise| !promise.kept) {
@@ -36,7 +36,11 @@ pub(super) fn draw(report: &Report, document: &Document) -> String {
         && report.limits.is_empty()
         && report.errors.is_empty()
     {
-        lines.push_str(&format!("host {}  RSS {}\n", bytes(run.peak.host_bytes), bytes(run.peak.rss_bytes)));
+        lines.push_str(&format!(
+            "unreclaimable {}  RSS {}\n",
+            bytes(run.peak.host_bytes),
+            bytes(run.peak.rss_bytes)
+        ));
     }
     lines
 }

@@ -5,7 +5,7 @@ use super::facts::{self, as_typed};
 use super::measured;
 use super::terminal::Role;
 use crate::numbers::{bytes, grouped, seconds, signed};
-use crate::report::{KindSlope, Leak, LeakMode, Report, SlopeVerdict};
+use crate::report::{KindSlope, Leak, LeakMode, Report, SlopeVerdict, metric_name};
 
 /// The document of `leak`.
 pub(super) fn document(report: &Report, view: View) -> Document {
@@ -57,7 +57,7 @@ fn cycles(report: &Report, leak: &Leak) -> String {
 /// A row for each kind of memory; on a page with its limit.
 fn slopes(leak: &Leak, view: View) -> Table {
     let mut table = Table::of(&leak.slopes)
-        .left("", |slope| slope.kind.clone())
+        .left("", |slope| metric_name(&slope.kind).to_owned())
         .right("a cycle", |slope| slope.bytes_per_cycle.map_or_else(|| "-".to_owned(), signed))
         .right("99 % confidence", |slope| confidence(slope))
         .right("limit", move |slope| view.is_page.then(|| bytes(slope.max_bytes_per_cycle)))
@@ -99,7 +99,10 @@ fn add_verdict(leak: &Leak, document: &mut Document) {
         has_leak = true;
         let growth = signed(slope.bytes_per_cycle.unwrap_or_default());
         let (range, most) = (confidence(slope), bytes(slope.max_bytes_per_cycle));
-        let text = format!("  {} grows by {growth} a cycle ({range}), the limit is {most}", slope.kind);
+        let text = format!(
+            "  {} grows by {growth} a cycle ({range}), the limit is {most}",
+            metric_name(&slope.kind)
+        );
         document.line(role(Role::Bad, "FAIL") + text);
     }
     let is_known = leak.slopes.iter().any(|slope| slope.verdict != SlopeVerdict::Unknown);
@@ -137,6 +140,6 @@ mod tests {
         report.leak = Some(Leak { counted: 1, slopes: vec![slope], ..Leak::default() });
         let page = crate::output::markdown::draw(&document(&report, View::PAGE));
         assert!(page.contains("| | a cycle | 99 % confidence | limit | floor | start | end | |\n"), "{page}");
-        assert!(page.contains("\n| host | - | - | 9 B | - | - | - | too few cycles |\n"), "{page}");
+        assert!(page.contains("\n| unreclaimable | - | - | 9 B | - | - | - | too few cycles |\n"), "{page}");
     }
 }

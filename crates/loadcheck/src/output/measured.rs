@@ -86,7 +86,7 @@ pub(super) fn peaks(report: &Report, view: View) -> Table {
 fn each_run(runs: &[Run]) -> Table {
     Table::of(runs.iter().enumerate())
         .right("run", |(index, _)| (index + 1).to_string())
-        .right("host peak", |(_, run)| bytes(run.peak.host_bytes))
+        .right("unreclaimable", |(_, run)| bytes(run.peak.host_bytes))
         .right("over start", |(_, run)| growth(run.peak.host_bytes, run.baseline.host_bytes))
         .right("RSS peak", |(_, run)| bytes(run.peak.rss_bytes))
         .right("over start", |(_, run)| growth(run.peak.rss_bytes, run.baseline.rss_bytes))
@@ -103,7 +103,8 @@ fn peak_rows(report: &Report, is_narrow: bool) -> Vec<PeakRow> {
     let runs = &report.runs;
     let pick = |wide: &str, narrow: &str| if is_narrow { narrow.to_owned() } else { wide.to_owned() };
     let row = |name: &str, peak: Option<u64>, start: Option<u64>, at: Option<&Place>, note: String| {
-        let metric = format!("peak.{}_bytes", name.to_lowercase());
+        let metric = if name == "unreclaimable" { "host" } else { name }.to_lowercase();
+        let metric = format!("peak.{metric}_bytes");
         let missing = report.unavailable.iter().find(|entry| peak.is_none() && entry.metric == metric);
         let note = missing.map_or(note, |entry| format!("not measured: {}", entry.reason));
         let at = match at {
@@ -115,8 +116,14 @@ fn peak_rows(report: &Report, is_narrow: bool) -> Vec<PeakRow> {
     };
     let mut rows = Vec::new();
     if let Some(run) = worst(runs, |run| run.peak.host_bytes) {
-        let note = pick("cannot be reclaimed: size the container on this", "size the container on this");
-        rows.push(row("host", run.peak.host_bytes, run.baseline.host_bytes, run.peak.at.as_ref(), note));
+        let note = pick("a container's limit has to hold this", "sizes a container");
+        rows.push(row(
+            "unreclaimable",
+            run.peak.host_bytes,
+            run.baseline.host_bytes,
+            run.peak.at.as_ref(),
+            note,
+        ));
     }
     if let Some(run) = worst(runs, |run| run.peak.rss_bytes) {
         let (peak, note) = (&run.peak, rss_note(report, is_narrow));
@@ -125,18 +132,18 @@ fn peak_rows(report: &Report, is_narrow: bool) -> Vec<PeakRow> {
     if let Some(resident) = runs.iter().filter_map(|run| run.resident_bytes).max().filter(|most| *most > 0) {
         let is_on_host = runs.iter().any(|run| run.resident_host_bytes > Some(0));
         let note = if is_on_host {
-            pick("part of both: the layers that are kept, beside the budget", "part of both: kept layers")
+            pick("part of both, beside the budget", "part of both")
         } else {
-            pick("the layers that are kept, on the device: part of VRAM", "on the device")
+            pick("on the device: part of VRAM", "on the device")
         };
-        rows.push(row("layers", Some(resident), Some(0), None, note));
+        rows.push(row("resident layers", Some(resident), Some(0), None, note));
     }
     if let Some(run) = worst(runs, |run| run.peak.pinned_bytes).filter(|run| run.peak.pinned_bytes > Some(0))
     {
         let note = match run.ring.as_ref().map(|ring| ring.pinning.as_str()) {
-            Some("slot_by_slot") => "part of host; slot by slot",
-            Some("fewer_slots") => "part of host; not all slots",
-            _ => "part of host",
+            Some("slot_by_slot") => "part of unreclaimable; slot by slot",
+            Some("fewer_slots") => "part of unreclaimable; not all slots",
+            _ => "part of unreclaimable",
         };
         rows.push(row("pinned", run.peak.pinned_bytes, Some(0), None, note.to_owned()));
     }
@@ -146,10 +153,10 @@ fn peak_rows(report: &Report, is_narrow: bool) -> Vec<PeakRow> {
         rows.push(row("VRAM", peak.vram_bytes, run.baseline.vram_bytes, peak.vram_at.as_ref(), note));
     }
     if let Some((run, after)) = runs.last().and_then(|run| Some((run, run.after_unload.as_ref()?))) {
-        let note = pick("RSS once everything was given back", "RSS, all given back");
+        let note = pick("RSS once everything was given back", "all given back");
         rows.push(row("after", after.rss_bytes, run.baseline.rss_bytes, None, note));
     }
-    rows.extend(time_row(report));
+    rows.extend(time_row(report, is_narrow));
     rows
 }
 
@@ -178,15 +185,15 @@ fn rss_note(report: &Report, is_narrow: bool) -> String {
         return "with file pages".to_owned();
     };
     let most = bytes(promise.limit_bytes);
-    let word = if promise.kept { "kept" } else { "BROKEN" };
+    let word = if promise.kept { "ok" } else { "BROKEN" };
     if is_narrow {
-        format!("promised: +{most}, {word}")
+        format!("+{most} max, {word}")
     } else {
         format!("with file pages; promise: at most {most} over start, {word}")
     }
 }
 
-fn time_row(report: &Report) -> Option<PeakRow> {
+fn time_row(report: &Report, is_narrow: bool) -> Option<PeakRow> {
     // Times of runs that ended early count only if there are no others.
     let is_whole = |run: &&Run| matches!(run.outcome, Outcome::Completed | Outcome::Stopped);
     let whole: Vec<&Run> = report.runs.iter().filter(is_whole).collect();
@@ -204,7 +211,8 @@ fn time_row(report: &Report) -> Option<PeakRow> {
         note.push(format!("± {} ({} runs)", seconds(deviation), times.len()));
     }
     if let Some((cached, read)) = io.from_cache_bytes.zip(io.read_bytes).filter(|(_, read)| *read > 0) {
-        note.push(format!("{} % from page cache", u128::from(cached) * 100 / u128::from(read)));
+        let cache = if is_narrow { "cache" } else { "page cache" };
+        note.push(format!("{} % from {cache}", u128::from(cached) * 100 / u128::from(read)));
     }
     Some(["time".to_owned(), seconds(average), String::new(), speed, note.join(", ")])
 }

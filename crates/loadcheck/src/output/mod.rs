@@ -280,6 +280,8 @@ impl Output {
         let mut problems = Vec::new();
         match &self.target {
             None => problems.extend(print(|to| self.format.write(report, &look, to)).err()),
+            // It was refused.
+            Some(_) if self.is_unknown => {}
             Some(path) => {
                 let write = |to: &mut dyn Write| self.format.write(report, &in_file, to);
                 problems.extend(to_file(path, write, self.force).err());

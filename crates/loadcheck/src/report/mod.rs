@@ -116,6 +116,11 @@ pub(crate) struct Report {
     pub(crate) notes: Vec<String>,
 }
 
+/// A metric as people read it: the reports call unreclaimable memory `host`.
+pub(crate) fn metric_name(metric: &str) -> &str {
+    if metric == "host" { "unreclaimable" } else { metric }
+}
+
 /// Name and version of the program.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]

@@ -92,13 +92,6 @@ impl Verifier {
         tensor: &LoadedTensor,
     ) -> Result<(), Failure> {
         let entry = tensor.entry();
-        if placement.cast.is_some_and(|cast| matches!(cast.source(), DType::Block(_))) {
-            let message =
-                "--verify compares tensors with their files; blocks that became floats differ from them";
-            let help =
-                "`loadcheck convert --dtype ... --verify` compares with the source, decoded a second time";
-            return Err(Failure::Failed(Problem::new(Code::Usage, message).at(entry.name).help(help)));
-        }
         let path = &checkpoint.shard(entry.shard).path;
         let unreadable = |error: std::io::Error| {
             let message = format!("--verify cannot read the file again: {error}");

@@ -590,7 +590,7 @@ fn exports_hold_the_table() {
     let table: Vec<&str> = page.lines().filter(|line| line.starts_with('|')).collect();
     assert_eq!(table.len(), 6, "{page}");
     assert!(
-        table[0].starts_with("| | host peak | RSS peak |") && table[2].starts_with("| stream | "),
+        table[0].starts_with("| | unreclaimable | RSS peak |") && table[2].starts_with("| stream | "),
         "{page}"
     );
     assert!(table[5].starts_with("| cmd: `true 'a\\|b'` | "), "{page}");

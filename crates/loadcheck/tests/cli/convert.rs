@@ -107,7 +107,7 @@ fn the_same_command_again_has_nothing_to_do() {
 #[test]
 fn a_dry_run_shows_everything_and_writes_nothing() {
     let place = model();
-    let output = run(place.path(), "convert model out --dry-run");
+    let output = run(place.path(), "convert model out --dry-run -v");
     assert_code(&output, 0);
     assert!(!place.path().join("out").exists());
     let text = stdout(&output);
@@ -125,7 +125,8 @@ fn a_dry_run_shows_everything_and_writes_nothing() {
         assert!(text.contains(part), "{part:?} in {text}");
     }
     assert!(!text.contains("peak"), "nothing is measured: {text}");
-    assert_eq!(stderr(&output), "Next: the same command without --dry-run\n");
+    let next = "Next: loadcheck convert model out   (the same without --dry-run)\n";
+    assert_eq!(stderr(&output), next);
     let report = json(&run(place.path(), "convert model out --dry-run --json"));
     let convert = &report["convert"];
     assert!(convert["result"].is_null() && report["runs"].as_array().unwrap().is_empty());

@@ -48,7 +48,7 @@ fn a_missing_source_does_not_hide_a_missing_device() {
 fn auto_is_the_host_and_says_why() {
     let place = workplace();
     let why = if cfg!(feature = "cuda") { "no CUDA driver" } else { "this build has no CUDA device" };
-    for line in ["model -q", "model -q --device auto", "plan model"] {
+    for line in ["model -v", "model -v --device auto", "plan model -v"] {
         let text = stdout(&run(place.path(), line));
         assert!(text.contains("device host"), "{line}: {text}");
         let note = text.lines().find(|line| line.starts_with("note: ")).unwrap();
@@ -81,7 +81,7 @@ fn a_device_is_planned_for_without_being_there() {
     assert_eq!(plan["resident_host_bytes"], 0, "that is device memory");
     assert!(plan["resident_bytes"].as_u64() > Some(0) && plan["ring"]["pinned_bytes"].as_u64() > Some(0));
     assert!(plan["ring"]["mode"].is_null(), "nothing was mapped");
-    let text = stdout(&run(place.path(), "plan model --device cuda:7"));
+    let text = stdout(&run(place.path(), "plan model --device cuda:7 -v"));
     assert!(text.contains("device cuda:7") && text.contains("on the device: at most"), "{text}");
     assert!(text.contains("the whole ring if the driver allows it"), "{text}");
     let host = &json(&run(place.path(), "plan model --device host --json"))["plan"];

@@ -59,7 +59,7 @@ fn the_whole_tree_counts() {
 fn limits_apply_to_commands_too() {
     let output = exec(&["--max-host", "10MiB", "--format", "plain"], &holding(40));
     assert_code(&output, 1);
-    assert!(stdout(&output).contains("FAIL  host"), "{}", stdout(&output));
+    assert!(stdout(&output).contains("FAIL  unreclaimable"), "{}", stdout(&output));
     assert!(stdout(&output).contains("first exceeded at 0."), "{}", stdout(&output));
     assert_code(&exec(&["--max-host", "1GiB", "--max-time", "60s"], &holding(5)), 0);
 }

@@ -20,9 +20,9 @@ use crate::support::{
 #[test]
 fn zero_is_a_run_within_its_limits() {
     let place = workplace();
-    let output = run(place.path(), "model --max-host 1GiB --max-peak-rss 1GiB --limit time=60s");
+    let output = run(place.path(), "model --max-memory 1GiB --max-peak-rss 1GiB --limit time=60s");
     assert_code(&output, 0);
-    assert!(stdout(&output).contains("PASS  host"), "{}", stdout(&output));
+    assert!(stdout(&output).contains("PASS  unreclaimable"), "{}", stdout(&output));
     for line in ["run model", "plan model", "inspect model", "completions bash", "man", "--version", "-h"] {
         assert_code(&run(place.path(), line), 0);
     }
@@ -74,7 +74,7 @@ fn one_is_a_limit_that_was_exceeded() {
     let output = run(place.path(), "model --limit 1KiB --max-peak-rss 1GiB");
     assert_code(&output, 1);
     let text = stdout(&output);
-    assert!(text.contains("FAIL  host") && text.contains("PASS  rss"), "{text}");
+    assert!(text.contains("FAIL  unreclaimable") && text.contains("PASS  rss"), "{text}");
     assert!(text.contains("first exceeded at model."), "the gate names the place: {text}");
     let report = json(&run(place.path(), "model --limit 1KiB --json"));
     assert_eq!(

@@ -151,7 +151,7 @@ fn lines_that_can_be_pasted_stand_alone_on_stdout() {
     // The gate is made of samples, and so short a load may be seen in one run and not in another.
     let output = fit(place.path(), &[&range[..], &["--emit", "args", "--headroom", "400%"]].concat());
     let text = stdout(&output);
-    let flags = "--budget=64MiB --io=direct --device=host --window=1 --prefetch=2 --max-host=";
+    let flags = "--budget=64MiB --io=direct --device=host --window=1 --prefetch=2 --max-memory=";
     assert!(text.starts_with(flags) && text.lines().count() == 1, "{text}");
     // They are our own flags.
     let output = loadcheck(place.path()).arg("model").args(text.split_whitespace()).output().unwrap();

@@ -34,7 +34,7 @@ fn hints_keep_their_flags_and_work() {
         ("model --device none", "--device none"),
         ("model --quantise int8 --window 1", "--quantise int8 --window 1"),
         ("model --dtype f16 --window 1 --select layers", "--dtype f16 --window 1 --select layers"),
-        ("model --max-host 1GiB --hash", "--hash --max-host 1GiB"),
+        ("model --max-host 1GiB --hash", "--hash --max-memory 1GiB"),
         ("plan model --window 1 --budget 8MiB", "--budget 8MiB --window 1"),
         ("plan model --passes 2 --max-memory 4GiB", "--passes 2"),
         ("fits model 4GiB --window 2", "--window 2"),

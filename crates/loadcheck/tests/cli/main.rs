@@ -8,6 +8,7 @@ mod convert_ready_files;
 mod cuda;
 mod device;
 mod doctor;
+mod door;
 mod exec;
 mod exit_codes;
 mod fit;

@@ -23,6 +23,9 @@ fn assert_golden(name: &str, text: &str) {
     settings.set_prepend_module_to_snapshot(false);
     settings.add_filter(r"first exceeded at .*", "first exceeded at <place>");
     settings.add_filter(r"(?m)^ +\S+ \w+(  (checkpoint metadata|layer grouping|plan))$", "  <bytes>$1");
+    settings.add_filter(r"needs [\d.]+ \S+ of unreclaimable", "needs <measured> of unreclaimable");
+    settings.add_filter(r"(Fits in the) .* needs .*", "$1 <free>: <derived>, <spare>");
+    settings.add_filter(r"(?m)^stream was .*$", "stream was <measured>");
     // What holds the temporary files, and what it can do, differs from machine to machine.
     settings.add_filter(r"(?m)^reading   .*$", "reading   <files>");
     settings.add_filter(r"(?m)^read      .*; (\S+ x the tensors).*$", "read      <ways>; $1");
@@ -35,9 +38,9 @@ fn assert_golden(name: &str, text: &str) {
 fn without_measurements(line: &str) -> String {
     let words: Vec<&str> = line.split("  ").map(str::trim).filter(|word| !word.is_empty()).collect();
     match words[..] {
-        [name @ ("host" | "RSS" | "after"), .., note] => format!("  {name}  <measured>  {note}"),
+        [name @ ("unreclaimable" | "RSS" | "after"), .., note] => format!("  {name}  <measured>  {note}"),
         // The widths of columns follow what was measured.
-        ["layers" | "peak", ..] => format!("  {}", words.join("  ")),
+        ["resident layers" | "peak", ..] => format!("  {}", words.join("  ")),
         ["time", ..] => "  time  <measured>".to_owned(),
         [word @ ("PASS" | "FAIL"), metric, _, ref limit @ ..] => {
             format!("{word}  {metric}  <actual>  {}", limit.join("  "))
@@ -52,6 +55,9 @@ fn run_reads_well() {
     let output = run(place.path(), "model --readers 2 --window 1 --max-host 1KiB --max-peak-rss 1GiB -q");
     assert_code(&output, 1);
     assert_golden("run", &stdout(&output));
+    let how = stdout(&run(place.path(), "model --readers 2 --window 1 -v"));
+    let strategy = "strategy  stream · auto, 2 readers · budget 64 MiB · device host, window 1, prefetch 2";
+    assert!(how.contains(strategy) && how.contains("\nread      "), "{how}");
 }
 
 /// A row of measured numbers becomes its name; blanks differ with the numbers.
@@ -83,8 +89,8 @@ fn compare_reads_well() {
 #[test]
 fn plan_reads_well() {
     let place = workplace();
-    assert_golden("plan", &stdout(&run(place.path(), "plan model --readers 2")));
-    let line = "plan model --readers 2 --device cuda:0 --dtype bf16 --device-budget 1GiB";
+    assert_golden("plan", &stdout(&run(place.path(), "plan model --readers 2 -v")));
+    let line = "plan model --readers 2 -v --device cuda:0 --dtype bf16 --device-budget 1GiB";
     assert_golden("plan_cuda", &stdout(&run(place.path(), line)));
 }
 
@@ -428,9 +434,12 @@ fn github_gets_annotations_and_a_job_summary() {
         .unwrap();
     assert_code(&output, 1);
     let text = stdout(&output);
-    assert!(text.starts_with("::error title=loadcheck: host over its limit::FAIL  host"), "{text}");
+    assert!(
+        text.starts_with("::error title=loadcheck: unreclaimable over its limit::FAIL  unreclaimable"),
+        "{text}"
+    );
     assert!(text.contains("\nPASS  rss"), "{text}");
-    assert!(fs::read_to_string(summary).unwrap().contains("| **FAIL** | host |"));
+    assert!(fs::read_to_string(summary).unwrap().contains("| **FAIL** | unreclaimable |"));
 }
 
 #[test]
@@ -443,7 +452,7 @@ fn files_are_written_whole_in_the_format_of_their_ending() {
     let report: Value = serde_json::from_slice(&fs::read(path.join("r.json")).unwrap()).unwrap();
     let copy: Value = serde_json::from_slice(&fs::read(path.join("r2.json")).unwrap()).unwrap();
     assert_eq!(report, copy);
-    assert!(fs::read_to_string(path.join("r.md")).unwrap().contains("| run | host peak |"));
+    assert!(fs::read_to_string(path.join("r.md")).unwrap().contains("| run | unreclaimable |"));
     assert_code(&run(path, "inspect model -o r.json"), 2);
     assert_code(&run(path, "inspect model -o r.json --force"), 0);
     assert_code(&run(path, "inspect model -o i.csv"), 0);
@@ -469,7 +478,8 @@ fn progress_goes_to_stderr_in_the_form_that_was_asked_for() {
         assert_eq!(stderr(&run(place.path(), line)), "", "{line}");
     }
     assert!(
-        stderr(&run(place.path(), "model --progress never")).starts_with("Next: loadcheck model --max-host")
+        stderr(&run(place.path(), "model --progress never"))
+            .starts_with("Next: loadcheck model --max-memory")
     );
 }
 
@@ -563,7 +573,7 @@ fn a_name_in_the_cache_is_found_and_a_path_wins() {
         assert_eq!(Path::new(report["source"]["resolved"].as_str().unwrap()), snapshot);
     }
     let text = stdout(&found("inspect org/name"));
-    assert!(text.starts_with("source    org/name @ 0e9e39f (local cache, 1 file, 8 tensors"), "{text}");
+    assert!(text.contains("\nsource    org/name @ 0e9e39f (local cache, 1 file, 8 tensors"), "{text}");
     fs::create_dir(place.path().join("org")).unwrap();
     fs::rename(place.path().join("model"), place.path().join("org/name")).unwrap();
     assert!(json(&found("inspect org/name --json"))["source"]["revision"].is_null(), "a path beats a name");

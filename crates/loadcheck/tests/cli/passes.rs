@@ -30,8 +30,11 @@ fn every_pass_is_timed_and_what_binds_is_named() {
     assert_eq!(run_entry["verified"]["tensors"].as_u64(), Some(6 * tensors), "in each pass all of them");
 
     let text = stdout(&run(place.path(), &format!("{line} -q")));
-    assert_eq!(text.lines().filter(|line| line.starts_with("  pass ")).count(), 6, "{text}");
-    assert!(text.contains("\npasses    6 of 6, window ") && text.contains("\nbinds     "), "{text}");
+    assert_eq!(text.lines().filter(|line| line.starts_with("  step ")).count(), 6, "{text}");
+    assert!(
+        text.contains("\nsteps     6 of 6 decode steps, window ") && text.contains("\nbottleneck  "),
+        "{text}"
+    );
     let plain = json(&run(place.path(), "model --window 2 --device host --json"));
     assert!(plain["runs"][0].get("passes").is_none(), "one pass is reported as it was");
 }

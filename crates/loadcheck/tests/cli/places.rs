@@ -58,7 +58,7 @@ fn host_and_disk_are_told_apart_and_the_promise_is_kept() {
     assert!(!hashes.is_empty());
     assert!(!hashes.iter().any(|hash| hash["name"].as_str().unwrap().starts_with("model.layers.0.")));
 
-    let text = stdout(&run(place.path(), LINE));
+    let text = stdout(&run(place.path(), &format!("{LINE} -v").replace(" -q", "")));
     for expected in ["device map", "place     host: 5 layers, ", "place     disk: 1 layer, ", "; not read"] {
         assert!(text.contains(expected), "{expected}\n{text}");
     }

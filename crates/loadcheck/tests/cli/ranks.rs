@@ -60,7 +60,7 @@ fn each_rank_loads_its_part() {
 fn a_plan_says_what_a_rank_wants_and_what_lies_between() {
     let place = tempfile::tempdir().unwrap();
     let model = fixture("gpt2").display().to_string();
-    let text = stdout(&run(place.path(), &format!("plan {model} --tp 1/2 --device host")));
+    let text = stdout(&run(place.path(), &format!("plan {model} --tp 1/2 --device host -v")));
     assert!(text.contains(" · rank 1/2"), "{text}");
     assert!(text.contains("rank 1 of 2: 25 tensors in part, 27 whole; "), "{text}");
     assert!(text.contains(" of gaps (derived)"), "{text}");

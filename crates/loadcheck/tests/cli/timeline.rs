@@ -133,7 +133,7 @@ fn a_saved_report_is_rendered_again() {
         assert!(text(path, one) == text(path, other), "{one} and {other} differ");
     }
     assert_picture(&text(path, "again.html"));
-    assert!(text(path, "again.html").contains("--max-host"), "its limit is a line");
+    assert!(text(path, "again.html").contains("--max-memory"), "its limit is a line");
     assert_code(&run(path, "report r.json -o again.svg"), 2);
     assert!(stdout(&run(path, "report r.json")).contains("FAIL"), "on stdout it is what people read");
 }

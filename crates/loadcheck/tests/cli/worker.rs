@@ -175,7 +175,7 @@ fn the_worker_is_no_command_for_people() {
     let job = r#"{"parent_pid":1,"task":{"prepare":{"load":{"path":"model","budget":{"Bytes":67108864},"io":"buffered",
         "device_budget":null,"device_reserve":{"Bytes":0},"device":"none","device_map":null,"dtype":null,"quantise":null,"quantise_only":null,
         "window":null,"window_bytes":null,"passes":{"passes":1,"keep":"Nothing"},"engine_time":{"secs":0,"nanos":0},"prefetch":2,
-        "readers":null,"select":null,"ranks":{"tp":null,"tp_rule":[],"read_through":null},"hash":false,"verify":false,"layers":null,"opaque_dtypes":false},
+        "readers":null,"select":null,"ranks":{"tp":null,"tp_rule":[],"read_through":null},"hash":false,"verify":false,"layers":null,"opening":{"prefix":null,"opaque_dtypes":false}},
         "has_source":true,"cache":null}}}"#;
     child.stdin.take().unwrap().write_all(job.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();

@@ -1,9 +1,9 @@
 //! The values that a pickle describes, in a few flat arrays.
 //!
-//! A pickle of a million tensors describes twenty million values, so a value is 16 bytes and nothing
-//! is allocated for it alone. Values point to older values by a [`Ref`] of 4 bytes; small numbers
-//! are in the [`Ref`] itself. What only served to describe a tensor is removed again once the tensor
-//! is known ([`Arena::rewind`]).
+//! A pickle of a million tensors describes twenty million values, so a value is 16 bytes and
+//! nothing is allocated for it alone. Values point to older values by a [`Ref`] of 4 bytes; small
+//! numbers are in the [`Ref`] itself. What only served to describe a tensor is removed again once
+//! the tensor is known ([`Arena::rewind`]).
 //!
 //! Every array grows through [`Meter::grow`], which stops at a limit.
 
@@ -457,5 +457,93 @@ impl Arena {
         if self.strangers.len() < STRANGERS_MAX && !self.strangers.iter().any(|known| **known == *name) {
             self.strangers.push(name.into());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_values_need_no_room() {
+        let mut arena = Arena::new(1 << 20);
+        for value in [0, 1, 255, (1 << 30) - 1] {
+            let small = arena.push_int(value).unwrap();
+            assert_eq!((arena.item(small), small.position()), (Item::Int(value), None));
+        }
+        assert_eq!(arena.len(), 0);
+        for value in [-1, 1 << 30, i64::MIN, i64::MAX] {
+            let large = arena.push_int(value).unwrap();
+            assert_eq!(arena.item(large), Item::Int(value));
+        }
+        assert_eq!(arena.len(), 4);
+        let others = [Ref::NONE, Ref::FALSE, Ref::TRUE, Ref::PLAIN].map(|value| arena.item(value));
+        assert_eq!(others, [Item::None, Item::Bool(false), Item::Bool(true), Item::Plain]);
+    }
+
+    #[test]
+    fn rewinding_keeps_what_something_older_may_refer_to() {
+        let mut arena = Arena::new(1 << 20);
+        let list = arena.push(Item::List(Chain::EMPTY)).unwrap();
+        let mark = arena.watermark();
+        let text = arena.push_text("gone").unwrap();
+        arena.push(Item::Text(text)).unwrap();
+        arena.rewind(mark);
+        assert_eq!((arena.len(), arena.value_count()), (1, 0));
+        // Once the list knows a newer value, that stays.
+        let mark = arena.watermark();
+        let text = arena.push_text("kept").unwrap();
+        let value = arena.push(Item::Text(text)).unwrap();
+        let chain = arena.extended(Chain::EMPTY, &[value]).unwrap();
+        arena.replace(list, Item::List(chain));
+        arena.rewind(mark);
+        assert_eq!(arena.text_of(value), Some("kept"));
+        let mark = arena.watermark();
+        arena.push(Item::Int(-1)).unwrap();
+        arena.rewind(mark);
+        assert_eq!(arena.len(), 2);
+    }
+
+    #[test]
+    fn chains_are_read_in_the_order_of_their_parts() {
+        let mut arena = Arena::new(1 << 20);
+        let one = arena.push_int(1).unwrap();
+        let mut chain = arena.extended(Chain::EMPTY, &[one, Ref::TRUE]).unwrap();
+        arena.extended(Chain::EMPTY, &[Ref::NONE]).unwrap();
+        chain = arena.extended(chain, &[Ref::FALSE]).unwrap();
+        let values: Vec<Ref> = arena.chunks(chain).flatten().copied().collect();
+        assert_eq!(values, [one, Ref::TRUE, Ref::FALSE]);
+        assert_eq!(arena.next_chunk(&mut chain).map(Slice::len), Some(2));
+        assert_eq!(arena.next_chunk(&mut chain).map(Slice::len), Some(1));
+        assert_eq!((arena.next_chunk(&mut chain), arena.chunks(Chain::EMPTY).count()), (None, 0));
+    }
+
+    #[test]
+    fn kinds_are_shared() {
+        let mut arena = Arena::new(1 << 20);
+        let element = Element::BYTE;
+        let kinds =
+            [&[2_u64, 3][..], &[3, 2], &[2, 3], &[]].map(|shape| arena.kind(element, shape, &[]).unwrap());
+        assert_eq!((kinds[0], kinds[0] == kinds[1]), (kinds[2], false));
+        assert_eq!(arena.kind_of(kinds[1]), (element, &[3, 2][..], &[][..]));
+        // More than are remembered.
+        let many: Vec<u32> = (0..5000).map(|dim| arena.kind(element, &[dim], &[1]).unwrap()).collect();
+        assert!(many.iter().zip(0..).all(|(&kind, dim)| arena.kind_of(kind).1 == [dim]));
+    }
+
+    #[test]
+    fn growing_stops_at_the_limit() {
+        let mut arena = Arena::new(10_000);
+        let pushed = (0..).take_while(|_| arena.push(Item::Int(-1)).is_ok()).count();
+        assert!((200..=625).contains(&pushed), "{pushed}");
+        assert!(arena.held().bytes() <= 10_500);
+        let mut arena = Arena::new(100);
+        assert!(
+            arena.push_text("a".repeat(50).as_str()).is_ok()
+                && arena.push_text("a".repeat(60).as_str()).is_err()
+        );
+        assert!(
+            arena.push_values(&[Ref::NONE; 100]).is_err() && arena.kind(Element::BYTE, &[], &[]).is_err()
+        );
     }
 }

@@ -3,18 +3,14 @@
 //! The second pass through the text; [`scan`](super::scan) was the first. The machine does not
 //! recurse: nesting is a list of marks. Its own lists grow through the meter of the arena.
 
-use super::super::stream::{Fault, Stream, TAKE_BYTES_MAX};
+use super::super::stream::{Fault, Stream};
 use super::arena::{Arena, Chain, Full, Item, Ref, Watermark};
 use super::class::Known;
 use super::object::{self, Refusal};
 use super::opcode::{self, Argument, argument};
-use super::scan::{Fetched, count, decimal};
-use crate::units::to_usize;
+use super::scan::{Fetched, decimal};
 
-/// Texts up to this length may be names; longer ones are skipped.
-const TEXT_BYTES_MAX: u64 = 32 << 10;
-
-const _: () = assert!(TEXT_BYTES_MAX <= 64 << 10 && TAKE_BYTES_MAX == 64 << 10);
+mod literal;
 
 /// Gives the values that a pickle leaves to its file: storages, and whole tensors in old files.
 pub(in super::super) trait Persistent {
@@ -414,107 +410,6 @@ impl<P: Persistent> Machine<'_, '_, P> {
     }
 }
 
-/// Numbers, texts, frames.
-impl<P: Persistent> Machine<'_, '_, P> {
-    #[inline]
-    fn counted(&mut self, opcode: u8) -> Result<u64, Fault> {
-        let Some(Argument::Counted(width)) = argument(opcode) else {
-            return Err(self.invalid("expected an opcode with a length"));
-        };
-        count(self.stream, width)
-    }
-
-    fn skip_counted(&mut self, opcode: u8) -> Result<(), Fault> {
-        let count = self.counted(opcode)?;
-        self.stream.skip(count)
-    }
-
-    fn text(&mut self, opcode: u8) -> Result<(), Fault> {
-        let count = self.counted(opcode)?;
-        if count > TEXT_BYTES_MAX {
-            self.stream.skip(count)?;
-            return self.push(Ref::PLAIN);
-        }
-        let text = self.stream.take(to_usize(count))?;
-        let Ok(text) = std::str::from_utf8(text) else {
-            return self.push(Ref::PLAIN);
-        };
-        let pushed = self.arena.push_text(text);
-        let slice = pushed.map_err(|Full| self.full())?;
-        self.push_item(Item::Text(slice))
-    }
-
-    /// A text of protocol 0, in quotes or to the end of the line. With escapes it is not read.
-    fn quoted(&mut self, opcode: u8) -> Result<(), Fault> {
-        let line = self.stream.line()?;
-        let text = match (opcode, line) {
-            (opcode::STRING, [b'\'', text @ .., b'\''] | [b'"', text @ .., b'"']) => text,
-            (opcode::STRING, _) => return Err(self.invalid("expected a text in quotes")),
-            (_, line) => line,
-        };
-        let Some(text) =
-            std::str::from_utf8(text).ok().filter(|text| text.is_ascii() && !text.contains('\\'))
-        else {
-            return self.push(Ref::PLAIN);
-        };
-        let pushed = self.arena.push_text(text);
-        let slice = pushed.map_err(|Full| self.full())?;
-        self.push_item(Item::Text(slice))
-    }
-
-    /// A number in digits.
-    fn digits(&mut self) -> Result<(), Fault> {
-        let line = self.stream.line()?;
-        let line = line.strip_suffix(b"L").unwrap_or(line);
-        let digits = line.strip_prefix(b"-").unwrap_or(line);
-        match line {
-            b"00" => return self.push(Ref::FALSE),
-            b"01" => return self.push(Ref::TRUE),
-            _ if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) => {
-                return Err(self.invalid("expected a number in digits"));
-            }
-            _ => {}
-        }
-        match std::str::from_utf8(line).ok().and_then(|line| line.parse().ok()) {
-            Some(value) => self.push_int(value),
-            None => self.push(Ref::PLAIN),
-        }
-    }
-
-    /// A number of any length, lowest byte first, in two's complement.
-    fn long(&mut self, opcode: u8) -> Result<(), Fault> {
-        let count = self.counted(opcode)?;
-        // LONG4 has a signed length.
-        if count > u64::from(i32::MAX.unsigned_abs()) {
-            return Err(self.invalid("expected the length of a number, found a negative one"));
-        }
-        if count > 8 {
-            self.stream.skip(count)?;
-            return self.push(Ref::PLAIN);
-        }
-        let bytes = self.stream.take(to_usize(count))?;
-        let negative = bytes.last().is_some_and(|last| last & 0x80 != 0);
-        let mut value = [if negative { 0xff } else { 0 }; 8];
-        value[..bytes.len()].copy_from_slice(bytes);
-        self.push_int(i64::from_le_bytes(value))
-    }
-
-    /// Frames only help to read ahead; they must follow each other inside the pickle.
-    fn frame(&mut self) -> Result<(), Fault> {
-        let len_bytes = u64::from_le_bytes(self.stream.array()?);
-        if self.at < self.frame_end {
-            return Err(self.invalid("expected the next frame behind the end of this one"));
-        }
-        let remaining = self.stream.remaining();
-        if len_bytes > remaining {
-            let reason = format!("frame of {len_bytes} bytes, of which {remaining} are there");
-            return Err(self.invalid(reason));
-        }
-        self.frame_end = self.stream.offset() + len_bytes;
-        Ok(())
-    }
-}
-
 /// Classes and objects.
 impl<P: Persistent> Machine<'_, '_, P> {
     fn class(&mut self, module: &str, name: &str) -> Result<(), Fault> {
@@ -599,5 +494,143 @@ impl<P: Persistent> Machine<'_, '_, P> {
         let made = object::reduce(self.arena, class, arguments);
         let item = self.check(made)?;
         self.push_item(item)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::super::CheckpointError;
+    use super::super::super::testing::with_file;
+    use super::super::read;
+    use super::*;
+    use crate::units::ByteRange;
+
+    /// Gives a number for each storage.
+    struct Numbers;
+
+    impl Persistent for Numbers {
+        fn load(&mut self, arena: &mut Arena, id: Ref) -> Result<Ref, Refusal> {
+            match arena.item(id) {
+                Item::Int(count) => {
+                    let (element, count) =
+                        (super::super::super::element::Element::BYTE, count.unsigned_abs());
+                    Ok(arena.push(Item::Storage { element, id: 0, count })?)
+                }
+                _ => Err(Refusal::Invalid("no number".to_owned())),
+            }
+        }
+    }
+
+    fn run(pickle: &[u8]) -> Result<(Arena, Ref), CheckpointError> {
+        with_file(pickle, |input| {
+            let mut arena = Arena::new(1 << 20);
+            let text = ByteRange::new(0, input.len_bytes).unwrap();
+            let (value, end) = read(input, text, &mut arena, &mut Numbers).map_err(|fault| *fault)?;
+            assert_eq!(end, input.len_bytes);
+            Ok((arena, value))
+        })
+    }
+
+    /// The value as text, as Python would print it.
+    fn shown(arena: &Arena, value: Ref) -> String {
+        let list = |values: Vec<Ref>| -> String {
+            let values: Vec<String> = values.into_iter().map(|value| shown(arena, value)).collect();
+            values.join(", ")
+        };
+        let flat = |chain: Chain| arena.chunks(chain).flatten().copied().collect();
+        match arena.item(value) {
+            Item::Text(text) => format!("{:?}", arena.text(text)),
+            Item::Int(value) => value.to_string(),
+            Item::Tuple(values) => format!("({})", list(arena.values(values).to_vec())),
+            Item::List(chain) => format!("[{}]", list(flat(chain))),
+            Item::Dict(chain) => format!("{{{}}}", list(flat(chain))),
+            Item::Set(chain) => format!("set({})", list(flat(chain))),
+            Item::Class { name, .. } => arena.text(name).to_owned(),
+            Item::Object { class, parts } => format!("{}<{}>", shown(arena, class), list(flat(parts))),
+            other => format!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn values_of_all_protocols_are_understood() {
+        let rows: [(&[u8], &str); 32] = [
+            (b"N.", "None"),
+            (b"I01\n.", "Bool(true)"),
+            (b"I00\n.", "Bool(false)"),
+            (b"I-12\n.", "-12"),
+            (b"L99999999999L\n.", "99999999999"),
+            (b"L99999999999999999999L\n.", "Plain"),
+            (b"F1e3\n.", "Plain"),
+            (b"J\xfe\xff\xff\xff.", "-2"),
+            (b"M\x01\x02.", "513"),
+            (b"\x8a\0.", "0"),
+            (b"\x8a\x01\xff.", "-1"),
+            (b"\x8a\x02\xff\x00.", "255"),
+            (b"\x8a\x08\0\0\0\0\0\0\0\x80.", "-9223372036854775808"),
+            (b"\x8a\x09\0\0\0\0\0\0\0\x80\0.", "Plain"),
+            (b"\x8b\x01\0\0\0\x07.", "7"),
+            (b"S'ab'\n.", r#""ab""#),
+            (b"S\"a'b\"\n.", r#""a'b""#),
+            (b"Vab c\n.", r#""ab c""#),
+            (b"U\x02ab.", r#""ab""#),
+            (b"U\x02\xff\xfe.", "Plain"),
+            (b"\x8c\x02ab.", r#""ab""#),
+            (b"\x8d\x02\0\0\0\0\0\0\0ab.", r#""ab""#),
+            (b"](K\x01K\x02ea.", "error"),
+            (b"](K\x01K\x02eK\x03a.", "[1, 2, 3]"),
+            (b"}(K\x01K\x02uK\x03K\x04s.", "{1, 2, 3, 4}"),
+            (b"\x8f(K\x01\x90.", "set(1)"),
+            (b"(K\x01K\x02\x91.", "set(1, 2)"),
+            (b"(K\x01]d.", "{1, []}"),
+            (b"(K\x01)l.", "[1, ()]"),
+            (b"K\x05q\x010(h\x01h\x012t.", "(5, 5, 5)"),
+            (b"\x80\x04\x95\x05\0\0\0\0\0\0\0K\x05\x94h\0\x86.", "(5, 5)"),
+            (b"(NN1K\x09.", "9"),
+        ];
+        for (pickle, expected) in rows {
+            let found =
+                run(pickle).map_or_else(|_| "error".to_owned(), |(arena, value)| shown(&arena, value));
+            assert_eq!(found, expected, "{}", pickle.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn calls_give_objects_and_nothing_else() {
+        let rows: [(&[u8], &str); 12] = [
+            (b"cos\nsystem\n(X\x01\0\0\0atR.", r#"os.system<("a")>"#),
+            (b"cos\nsystem\n)R}K\x01K\x02sb.", "os.system<(), {1, 2}>"),
+            (b"X\x01\0\0\0aX\x01\0\0\0b\x93)R.", "a.b<()>"),
+            (b"(K\x01ia\nb\n.", "a.b<(1)>"),
+            (b"(ca\nb\nK\x01o.", "a.b<(1)>"),
+            (b"ca\nb\n)\x81.", "a.b<()>"),
+            (b"ca\nb\n)}\x92.", "a.b<(), {}>"),
+            (b"ca\nb\n)R)R.", "a.b<()><()>"),
+            (b"ca\nb\n)R(K\x01eK\x02a.", "a.b<(), 1, 2>"),
+            (b"ca\nb\nNR.", "a.b<None>"),
+            (b"ccollections\nOrderedDict\n(](]K\x01aK\x02a]K\x03aK\x04aetR.", "{1, 2, 3, 4}"),
+            (b"ccollections\ndefaultdict\n(c__builtin__\nlist\ntRK\x01K\x02s.", "{1, 2}"),
+        ];
+        for (pickle, expected) in rows {
+            let (arena, value) = run(pickle).unwrap();
+            assert_eq!(shown(&arena, value), expected, "{}", pickle.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn the_parts_of_a_tensor_are_removed() {
+        let tensor = b"ctorch._utils\n_rebuild_tensor_v2\n(K\x08QK\0K\x02K\x04\x86K\x04K\x01\x86\x89Nt";
+        let many = |before: &[u8], after: &[u8]| {
+            let one = [before, tensor, after, b"R"].concat();
+            let pickle = [b"(", &one.repeat(1000)[..], b"t."].concat();
+            run(&pickle).unwrap().0.len()
+        };
+        // A class and a tensor stay of each.
+        assert_eq!(many(b"", b"q\x01"), 2001);
+        // What goes to the memo and is fetched again stays with all that was made with it.
+        assert!(many(b"", b"q\x010h\x01") > 4000);
+        // A list from before that learns of a part.
+        let kept = [b"(]q\x010", &tensor[..tensor.len() - 1], b"h\x01K\x01\x85a0tR", b"h\x01t."].concat();
+        let (arena, value) = run(&kept).unwrap();
+        assert!(shown(&arena, value).ends_with("[(1)])"), "{}", shown(&arena, value));
     }
 }

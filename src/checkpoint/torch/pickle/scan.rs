@@ -140,3 +140,52 @@ pub(super) fn count(stream: &mut Stream<'_>, width: u8) -> Result<u64, Fault> {
         _ => u64::from_le_bytes(stream.array()?),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::testing::with_file;
+    use super::*;
+    use crate::units::ByteRange;
+
+    fn scanned(pickle: &[u8]) -> Result<Survey, String> {
+        with_file(pickle, |input| {
+            let text = ByteRange::new(0, input.len_bytes).unwrap();
+            scan(&mut Stream::new(input, text)).map_err(|fault| fault.to_string())
+        })
+    }
+
+    #[test]
+    fn what_is_fetched_has_its_place() {
+        let text =
+            [b"X\xc8\0\0\0".as_slice(), &[b'h'; 200], b"0h\x05h\x05h\xc8j\xc9\0\0\0g70\n.behind"].concat();
+        let survey = scanned(&text).unwrap();
+        assert_eq!(usize::try_from(survey.end).unwrap(), text.len() - 6);
+        let places = [5, 70, 200, 201, 4, 6, 69, 300].map(|index| survey.fetched.place(index));
+        assert_eq!(places, [Some(0), Some(1), Some(2), Some(3), None, None, None, None]);
+        assert_eq!((survey.fetched.len(), Fetched::default().len()), (4, 0));
+        assert!(survey.fetched.heap_bytes() <= 4 * 16);
+    }
+
+    #[test]
+    fn all_arguments_are_skipped() {
+        // Every argument holds a stop.
+        let text = b"\x80.K.M..J....G........U\x01.T\x01\0\0\0.X\x01\0\0\0.\x8a\x01.\x8b\x01\0\0\0.\
+            \x8c\x01.\x8d\x01\0\0\0\0\0\0\0.C\x01.B\x01\0\0\0.\x8e\x01\0\0\0\0\0\0\0.\x96\x01\0\0\0\0\0\0\0.\
+            I.\nL.\nF.\nS.\nV.\nP.\np.\nc.\n.\ni.\n.\nq.r....\x82.\x83..\x84....\x95........NN.";
+        assert_eq!(usize::try_from(scanned(text).unwrap().end).unwrap(), text.len());
+    }
+
+    #[test]
+    fn bytes_that_are_no_opcodes_are_refused() {
+        let known = (0..=255).filter(|&byte| argument(byte).is_some()).count();
+        // Pickle has 68; those of out-of-band buffers are left out.
+        assert_eq!(known, 66);
+        assert!(
+            scanned(b"N\x97.")
+                .err()
+                .unwrap()
+                .contains("at byte 1: expected an opcode of pickle, found byte 0x97")
+        );
+        assert!(scanned(b"Nj\x02\0\0\0.").err().unwrap().contains("memo index 2 behind 1 bytes"));
+    }
+}

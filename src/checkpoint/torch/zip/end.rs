@@ -1,8 +1,8 @@
 //! The end of a zip archive: where its directory is.
 //!
-//! A zip is read from its end, and lies there are what makes two readers see two different archives.
-//! So the records at the end have to follow each other without gaps, up to the last byte of the
-//! file, and the 32-bit fields have to repeat the 64-bit ones.
+//! A zip is read from its end, and lies there are what makes two readers see two different
+//! archives. So the records at the end have to follow each other without gaps, up to the last byte
+//! of the file, and the 32-bit fields have to repeat the 64-bit ones.
 
 use std::os::unix::fs::FileExt;
 

@@ -9,7 +9,6 @@ use super::super::super::format::Input;
 use super::super::pickle::{Arena, Slice};
 use super::super::stream::{Fault, Stream};
 use super::end::{Directory, u16_at, u32_at, u64_at};
-use super::local;
 use crate::footprint::Held;
 use crate::units::{ByteRange, to_u64, to_usize};
 
@@ -68,7 +67,7 @@ pub(in super::super) struct Entries {
 }
 
 impl Entries {
-    /// Reads the directory and all local headers.
+    /// Reads the directory. The entries are sorted by the offset of their local headers.
     pub(super) fn read(
         input: &Input<'_>,
         directory: Directory,
@@ -96,8 +95,6 @@ impl Entries {
             return Err(input.invalid(text.start(), reason));
         }
         entries.entries.sort_unstable_by_key(|entry| entry.start);
-        local::locate(input, &mut entries, arena, text.start())?;
-        entries.finish(input, arena)?;
         Ok(entries)
     }
 
@@ -190,7 +187,7 @@ impl Entries {
     }
 
     /// Sorts the entries by name and refuses names that occur twice.
-    fn finish(&mut self, input: &Input<'_>, arena: &mut Arena) -> Result<(), CheckpointError> {
+    pub(super) fn finish(&mut self, input: &Input<'_>, arena: &mut Arena) -> Result<(), CheckpointError> {
         self.entries.sort_unstable_by_key(|entry| entry.name);
         self.storage_count = self.entries.partition_point(|entry| entry.name.other().is_none());
         let twice = |name: &str, start: u64| {
@@ -309,4 +306,46 @@ pub(super) fn shown(name: &[u8]) -> String {
 pub(super) fn too_many(input: &Input<'_>) -> Fault {
     let (path, limit) = (input.path.to_owned(), u64::from(u32::MAX >> 1));
     Box::new(CheckpointError::TooMany { path, what: "entries", limit })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_numbers_as_torch_writes_them_are_numbers() {
+        for key in ["0", "7", "10", "2147483647"] {
+            assert_eq!(Name::storage(key.as_bytes()), Some(Name(key.parse().unwrap())), "{key}");
+        }
+        for key in
+            ["", "00", "01", "+1", "-1", " 1", "1a", "2147483648", "4294967296", "99999999999999999999"]
+        {
+            assert_eq!(Name::storage(key.as_bytes()), None, "{key}");
+        }
+        assert_eq!((Name(5).other(), Name(Name::OTHER | 5).other()), (None, Some(5)));
+    }
+
+    #[test]
+    fn sizes_are_widened_in_their_order() {
+        let field = |numbers: &[u64]| {
+            let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+            [&[1, 0, u8::try_from(bytes.len()).unwrap(), 0][..], &bytes].concat()
+        };
+        let widened = |extra: &[u8], wide: [bool; 3]| {
+            let mut sizes = Sizes { len: 1, packed: 2, start: 3 };
+            sizes.widen(extra, wide).map(|()| [sizes.len, sizes.packed, sizes.start])
+        };
+        assert_eq!(widened(&[], [false; 3]), Ok([1, 2, 3]));
+        assert_eq!(widened(&field(&[10, 20, 30]), [true; 3]), Ok([10, 20, 30]));
+        assert_eq!(widened(&field(&[30]), [false, false, true]), Ok([1, 2, 30]));
+        let padded = [b"FB\x02\0ZZ".as_slice(), &field(&[10, 20])].concat();
+        assert_eq!(widened(&padded, [true, true, false]), Ok([10, 20, 3]));
+        assert_eq!(widened(&field(&[10]), [true; 3]), Err("its 64-bit sizes are missing"));
+        assert_eq!(widened(&[], [true, false, false]), Err("its 64-bit sizes are missing"));
+        assert_eq!(
+            widened(&[field(&[1]), field(&[2])].concat(), [true, false, false]),
+            Err("its 64-bit sizes are there twice")
+        );
+        assert_eq!(widened(b"FB\x05\0Z", [false; 3]), Err("its extra field is longer than announced"));
+    }
 }

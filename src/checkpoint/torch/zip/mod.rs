@@ -37,7 +37,9 @@ impl Archive {
     /// Reads the directory and the pickle. Returns the pickle's value, too.
     pub(super) fn read(input: &Input<'_>, arena: &mut Arena) -> Result<(Self, Ref), CheckpointError> {
         let directory = end::find(input)?;
-        let entries = Entries::read(input, directory, arena)?;
+        let mut entries = Entries::read(input, directory, arena)?;
+        local::locate(input, &mut entries, arena, directory.text.start())?;
+        entries.finish(input, arena)?;
         check_byte_order(input, entries.named("byteorder", arena))?;
         let Some(text) = entries.named("data.pkl", arena) else {
             let found = "a zip archive without the entry `data.pkl`";

@@ -35,7 +35,7 @@ def narrowed_dtype(
     """
     targets: set[torch.dtype] = set()
     wide: list[tuple[str, torch.dtype]] = []
-    for key, slots in match(model, checkpoint.keys()).slots.items():
+    for key, slots in match(model, checkpoint.keys(), checkpoint.aliases).slots.items():
         held = slots[0].get()
         stored = checkpoint.info(key).dtype
         if held is None or stored not in _FLOATS or not held.is_floating_point():

@@ -86,7 +86,7 @@ def stream_forward(
     target = torch.device("cpu" if device is None else device)
     if target.type == "cuda" and target.index is None:
         target = torch.device("cuda", 0)
-    names = match(model, checkpoint.keys())
+    names = match(model, checkpoint.keys(), checkpoint.aliases)
     _check_empty(names)
     if dtype is not None and float_name(dtype) not in ("bf16", "f16", "f32"):
         raise ValueError(f"dtype={dtype!r}: expected bf16, f16 or f32; without it, weights keep the type of the file")

@@ -64,8 +64,8 @@ class Names:
         return self.add + name[len(self.strip) :]
 
 
-def match(model: nn.Module, keys: Collection[str]) -> Names:
-    """Finds the places of all tensors.
+def match(model: nn.Module, keys: Collection[str], aliases: Mapping[str, str]) -> Names:
+    """Finds the places of all tensors. ``aliases`` are names of the same bytes as another key.
 
     Raises ``ValueError`` if the names do not fit together, or if a tensor without memory would stay
     empty. Buffers that are not saved with a module are not filled.
@@ -92,6 +92,9 @@ def match(model: nn.Module, keys: Collection[str]) -> Names:
         for slot in place:
             filled.setdefault(stored.get(slot.path, stored[first]), []).append(slot)
         slots.update((key, tuple(found)) for key, found in filled.items())
+    for alias, key in aliases.items():
+        if alias in slots:
+            slots[key] = (*slots.get(key, ()), *slots.pop(alias))
     missing = [name for name, place in places.items() if id(place) not in of_place and _is_empty(place[0])]
     if not slots or (missing and len(slots) < _MATCHED_MIN * (len(slots) + len(missing))):
         raise ValueError(

@@ -215,7 +215,7 @@ fn limits(report: &Report, run: &Run) -> Vec<Line> {
     let demanded = report.limits.iter().filter(|limit| matches!(limit.metric.as_str(), "host" | "rss"));
     let demanded = demanded.filter_map(|limit| {
         let level = limit.limit_bytes?;
-        let name = if limit.metric == "host" { "--max-host" } else { "--max-peak-rss" };
+        let name = if limit.metric == "host" { "--max-memory" } else { "--max-peak-rss" };
         let short = format!("{name} {}", bytes(level));
         Some(Line { bytes: to_f64(level), long: short.clone(), short })
     });

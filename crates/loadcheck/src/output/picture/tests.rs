@@ -263,9 +263,13 @@ fn limits_are_lines_where_they_can_be_and_words_where_not() {
     found.limits = vec![limit("host"), Limit { limit_bytes: Some(1 << 40), ..limit("rss") }, limit("time")];
     found.verdict = Verdict::Fail;
     let (svg, html) = check(&found);
-    assert_eq!(svg.matches("<path class=\"limit\"").count(), 3, "the promise, --max-host, the legend: {svg}");
+    assert_eq!(
+        svg.matches("<path class=\"limit\"").count(),
+        3,
+        "the promise, --max-memory, the legend: {svg}"
+    );
     assert!(
-        svg.contains("--max-host 100 MiB") && svg.contains("--max-peak-rss 1 TiB (above the picture)"),
+        svg.contains("--max-memory 100 MiB") && svg.contains("--max-peak-rss 1 TiB (above the picture)"),
         "{svg}"
     );
     assert!(html.contains(">FAIL<"));
