@@ -155,8 +155,8 @@ impl BlockType {
         }
         // Bits, as for other types, so that no size overflows later.
         let blocks = columns / self.elements();
-        let nonzero = rows.iter().chain([&blocks]).filter(|&&dim| dim != 0);
-        let bits = nonzero.fold(Some(self.bytes() * 8), |product, &dim| product?.checked_mul(dim))?;
+        let mut nonzero = rows.iter().chain([&blocks]).filter(|&&dim| dim != 0);
+        let bits = nonzero.try_fold(self.bytes() * 8, |product, &dim| product.checked_mul(dim))?;
         Some(if shape.contains(&0) { 0 } else { bits / 8 })
     }
 }

@@ -35,7 +35,7 @@ fn layers_are_found_by_their_names() {
     let folder = tempfile::tempdir().unwrap();
     let mut file = GgufFile::new().key("general.architecture", Value::text("llama"));
     let mut add = |name: &str, dims: &[u64]| {
-        let bytes = dims.iter().product::<u64>() as usize;
+        let bytes = usize::try_from(dims.iter().product::<u64>()).unwrap();
         file = file.clone().tensor(name, dims, 24, bytes);
     };
     add("output_norm.weight", &[64]);

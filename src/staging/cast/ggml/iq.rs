@@ -24,7 +24,7 @@ static SPREAD: [u64; 256] = {
     let mut spread = [0; 256];
     let mut at = 0;
     while at < 256 * 8 {
-        if at / 8 >> (at % 8) & 1 == 1 {
+        if (at / 8) >> (at % 8) & 1 == 1 {
             spread[at / 8] |= 0xFF << (at % 8 * 8);
         }
         at += 1;
@@ -139,12 +139,12 @@ pub(super) fn iq3_s(block: &[u8; 110], codes: &mut [Codes; 16], scales: &mut [Sc
     for (at, scale) in scales.iter_mut().enumerate() {
         *scale = Scale { scale: d * f32::from(1 + 2 * nibble(packed, at / 2)), min: 0.0 };
     }
-    for at in 0..32 {
+    for (at, &signs) in signs.iter().enumerate() {
         let [left, right] = [at * 2, at * 2 + 1].map(|at| {
             let top = tops[at / 8] >> (at % 8) & 1;
             grids::IQ3_S[usize::from(u16::from_le_bytes([indices[at], top]))]
         });
-        signed(codes, at, joined(left, right), signs[at]);
+        signed(codes, at, joined(left, right), signs);
     }
 }
 

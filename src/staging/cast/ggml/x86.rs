@@ -70,8 +70,9 @@ fn part_avx512(codes: &Codes, scale: &Scale) -> __m512 {
 #[target_feature(enable = "avx512f,avx512bw")]
 fn singles_avx512(codes: &[Codes], scales: &[Scale], target: &mut [[u8; PART * 4]]) {
     for ((codes, scale), target) in codes.iter().zip(scales).zip(target) {
+        let floats = part_avx512(codes, scale);
         // SAFETY: writes the 64 bytes of an array, at any address.
-        unsafe { _mm512_storeu_ps(target.as_mut_ptr().cast(), part_avx512(codes, scale)) };
+        unsafe { _mm512_storeu_ps(target.as_mut_ptr().cast(), floats) };
     }
 }
 
