@@ -212,7 +212,7 @@ fn a_target_inside_the_source_is_refused() {
     let world = World::new(&[]);
     fs::create_dir(world.source.join("there")).unwrap();
     let link = world.path("elsewhere");
-    std::os::unix::fs::symlink(world.source.join("there"), &link).unwrap();
+    symlink(world.source.join("there"), &link).unwrap();
     let before = tree(&world.source);
     for target in ["layers", "there", "there/layers", "a/b/c"].map(|name| world.source.join(name)) {
         assert_refused(&run(&world.convert(&target)), "LC0210", "inside the source");
