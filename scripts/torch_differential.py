@@ -267,8 +267,9 @@ def described(tensor: torch.Tensor) -> list:
         return ["too large to compare"]
     if not tensor.numel():
         return [NAMES[tensor.dtype], shape, ""]
-    plain = torch.empty(tensor.shape, dtype=tensor.dtype)
-    plain.copy_(tensor.detach())
+    # Copies make every true byte 1.
+    raw = tensor.detach().view(torch.uint8) if tensor.dtype == torch.bool else tensor.detach()
+    plain = torch.empty(raw.shape, dtype=raw.dtype).copy_(raw)
     return [NAMES[tensor.dtype], shape, bytes(plain.reshape(-1).view(torch.uint8).tolist()).hex()]
 
 

@@ -179,9 +179,16 @@ fn header_range(
     }
 }
 
+/// Pickles begin with their protocol.
+const PICKLE: &str = "a Python pickle that torch.save did not write";
+
 /// The kind of a file that is not safetensors, by its first bytes.
 pub(super) fn sniff(file: &File) -> Option<&'static str> {
-    const KINDS: [(&[u8], &str); 6] = [
+    const KINDS: [(&[u8], &str); 10] = [
+        (b"\x80\x02", PICKLE),
+        (b"\x80\x03", PICKLE),
+        (b"\x80\x04", PICKLE),
+        (b"\x80\x05", PICKLE),
         (b"version https://git-lfs", "a Git LFS pointer: fetch the file itself, with `git lfs pull`"),
         (b"\x89HDF", "an HDF5 file"),
         (b"\x7fELF", "a program"),

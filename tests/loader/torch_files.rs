@@ -191,3 +191,35 @@ fn keys_that_occur_twice_are_refused() {
         assert!(error.contains("twice"), "{error}");
     }
 }
+
+#[test]
+fn limits_on_directory_and_pickle_are_kept() {
+    let kind = |limit: u64, file: &str| {
+        let opened = OpenOptions::new().header_bytes_max(limit).open(folder().join(file));
+        opened.map(|checkpoint| checkpoint.tensor_count()).map_err(|error| error.to_string())
+    };
+    for (file, limit, what) in [
+        ("views.pt", 100, "directory of"),
+        ("views_legacy.pt", 10, "pickle of"),
+        ("views_legacy.pt", 200, "pickle of"),
+    ] {
+        let error = kind(limit, file).unwrap_err();
+        assert!(error.contains(what) && error.contains("raise the limit if you trust the file"), "{error}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("long.pt");
+    let pickle = Pickle::new().text(&"x".repeat(5000)).end();
+    std::fs::write(&path, archive(&pickle, &[]).0).unwrap();
+    let error = OpenOptions::new().header_bytes_max(1000).open(&path).unwrap_err().to_string();
+    assert!(error.contains("pickle of 5008 bytes (4.9 KiB) is over the limit of 2000"), "{error}");
+    assert!(OpenOptions::new().header_bytes_max(3000).open(&path).is_ok());
+    assert!(kind(20_000, "views.pt").is_ok() && kind(20_000, "views_legacy.pt").is_ok());
+}
+
+#[test]
+fn pickles_of_others_are_named() {
+    for start in [&b"\x80\x02}q\0."[..], b"\x80\x04\x95\x10\0\0\0\0\0\0\0}\x94."] {
+        let error = opened(start, None).unwrap_err();
+        assert!(error.contains("found a Python pickle that torch.save did not write"), "{error}");
+    }
+}

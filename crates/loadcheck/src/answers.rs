@@ -63,8 +63,11 @@ fn measured(report: &Report) -> Option<(Finding, String)> {
 
 /// `Fits in 8 GB: yes, 5.1 GiB to spare.`
 fn planned(report: &Report) -> Option<(Finding, String)> {
-    if let Some(on_disk) = report.placement.as_ref().and_then(left_on_disk) {
-        return Some((Finding::DoesNotFit, on_disk));
+    if let Some(placement) = &report.placement {
+        return Some(match left_on_disk(placement) {
+            Some(on_disk) => (Finding::DoesNotFit, on_disk),
+            None => (Finding::Fits, placed(placement)),
+        });
     }
     let room = report.room.as_ref()?;
     let limit = limit_of(room);
@@ -88,6 +91,20 @@ fn limit_of(room: &Room) -> String {
         LimitOf::Cgroup => format!("the {} that are free in this container", bytes(room.limit_bytes)),
         LimitOf::Machine => format!("the {} that are free on this machine", bytes(room.limit_bytes)),
     }
+}
+
+/// `Fits: GPU 0 with 335 KiB to spare, the host with 956 MiB.`
+fn placed(placement: &Placement) -> String {
+    let used = placement.tiers.iter().filter(|share| share.layers > 0);
+    let parts = used.map(|share| {
+        let name = match share.tier.as_str() {
+            "cpu" => "the host".to_owned(),
+            device => format!("GPU {device}"),
+        };
+        let spare = share.free_bytes.map(|free| format!(", {} to spare", bytes(free)));
+        format!("{} on {name}{}", count(share.layers, "layer"), spare.unwrap_or_default())
+    });
+    format!("Fits: {}.", parts.collect::<Vec<_>>().join("; "))
 }
 
 /// What neither a GPU nor the host holds.

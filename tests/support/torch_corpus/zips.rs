@@ -151,6 +151,7 @@ fn headers() -> Vec<Case> {
         change("a name without end", central + 28, &[0xff, 0xff], INVALID, "at most 1024 bytes");
         change("an extra field without end", central + 30, &[0xff, 0xff], INVALID, "more bytes");
         change("a comment without end", central + 32, &[0xff, 0xff], INVALID, "more bytes");
+        change("a folder with bytes", central + 38, &[0x10], INVALID, "is a folder with bytes");
         change("on another disk", central + 34, &[1, 0], INVALID, "in another file");
         change("start moved", central + 42, &[1, 0, 0, 0], INVALID, "");
         change(
@@ -216,7 +217,7 @@ fn names() -> Vec<Case> {
     for name in ["a/../x", "a/..", "a/b/../../x", "a/.", "a/./x", "a/b\\c", "a/\0", "a/x\0y", "a/..\\x"] {
         cases.push(refused(format!("name {name:?}"), with(name), INVALID, "leaves its folder"));
     }
-    for name in ["a//x", "a/b//x", "a//"] {
+    for name in ["a//x", "a/b//x"] {
         cases.push(refused(format!("name {name:?}"), with(name), INVALID, "is empty"));
     }
     for name in ["b/x", "x", "/a/x", "", "A/x", "../a/x", "C:/x"] {
@@ -234,8 +235,18 @@ fn names() -> Vec<Case> {
     for name in ["a/code/x.py", "a/constants.pkl", "a/code/__torch__.py.debug_pkl"] {
         cases.push(refused(format!("TorchScript: {name}"), with(name), "NotStreamable", "TorchScript"));
     }
-    for name in ["a/", "a/data/", "a/data/00", "a/data/0x", "a/ü", "a/data/4294967296", "a/.data/x"] {
+    for name in ["a/data/00", "a/data/0x", "a/ü", "a/data/4294967296", "a/.data/x"] {
         cases.push(read(format!("name {name:?}"), with(name), &["w"]));
+    }
+    for (data, verdict) in [(&b""[..], None), (b"x", Some("is a folder with bytes"))] {
+        for name in ["a/", "a/data/"] {
+            let file = named(&[("a/data.pkl", &pickle), ("a/data/0", &DATA), (name, data)]);
+            let label = format!("folder {name} of {} bytes", data.len());
+            cases.push(match verdict {
+                None => read(label, file, &["w"]),
+                Some(text) => refused(label, file, INVALID, text),
+            });
+        }
     }
     let first = |name: &str| named(&[(name, b"x"), ("a/data.pkl", &pickle), ("a/data/0", &DATA)]);
     for name in ["data.pkl", "/data.pkl", "", "x"] {

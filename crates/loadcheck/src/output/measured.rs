@@ -11,9 +11,9 @@ pub(super) fn document(report: &Report, view: View) -> Document {
     let mut document = Document::default();
     let Some((first, last)) = report.runs.first().zip(report.runs.last()) else { return document };
     if !view.is_page {
-        let hash =
-            |hash: &crate::report::TensorHash| Part::Line(format!("{}  {}", hash.blake3, hash.name).into());
-        document.extend(report.hashes.iter().map(hash));
+        let hash = |hash: &crate::report::TensorHash| format!("{}  {}", hash.blake3, hash.name);
+        let hashes: Vec<String> = report.hashes.iter().map(hash).collect();
+        document.extend((!hashes.is_empty()).then_some(Part::Verbatim(hashes)));
     }
     document.extend(report.source.as_ref().map(|source| facts::source(source, view)));
     if let Some(exec) = &report.exec {

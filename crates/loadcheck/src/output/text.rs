@@ -14,15 +14,21 @@ pub(crate) fn draw(document: &Document, paint: Paint, width: Option<u16>) -> Str
     for part in document.parts() {
         match part {
             Part::Fact(label, value) => {
-                lines.push(format!("{:<8}  {}", escape::escape(label), painted(value, paint)));
+                let lead = format!("{:<8}  ", escape::escape(label));
+                lines.extend(line(&lead, value, paint, width));
             }
-            Part::Line(text) => lines.push(painted(text, paint)),
+            Part::Line(text) => lines.extend(line("", text, paint, width)),
             Part::Answer(role, sentence) => {
                 let plain = wrapped(&Text::default(), sentence, Paint::NONE, width);
                 lines.extend(plain.iter().map(|line| paint.paint(*role, line)));
             }
             Part::Wrapped(lead, text) => lines.extend(wrapped(lead, text, paint, width)),
-            Part::Table(table) => lines.extend(columns(table, paint, width)),
+            Part::Table(table) => match width {
+                Some(width) if width < RECORDS_BELOW && least_width(table) > usize::from(width) => {
+                    lines.extend(records(table, paint, width));
+                }
+                _ => lines.extend(columns(table, paint, width)),
+            },
             Part::Verbatim(text) => lines.extend(text.iter().map(|line| escape::escape(line).into_owned())),
             Part::Gap => lines.push(String::new()),
         }
@@ -31,6 +37,61 @@ pub(crate) fn draw(document: &Document, paint: Paint, width: Option<u16>) -> Str
         lines.push(String::new());
     }
     lines.join("\n")
+}
+
+/// A line with its colours if it fits; otherwise its words, wrapped.
+fn line(lead: &str, text: &Text, paint: Paint, width: Option<u16>) -> Vec<String> {
+    let plain = text.plain();
+    let len = lead.chars().count() + plain.chars().count();
+    if width.is_none_or(|width| len <= usize::from(width)) {
+        return vec![format!("{lead}{}", painted(text, paint))];
+    }
+    let indented = plain.len() - plain.trim_start().len();
+    let lead = format!("{lead}{}", " ".repeat(indented));
+    wrapped(&lead.as_str().into(), plain.trim_start(), Paint::NONE, width)
+}
+
+/// Columns below which a table that would break words becomes a list.
+const RECORDS_BELOW: u16 = 60;
+
+/// The width in which a table breaks no word and no number from its unit.
+fn least_width(table: &Table) -> usize {
+    let header = table.header();
+    let longest = |text: &str| text.split(' ').map(|word| word.chars().count()).max().unwrap_or(0);
+    let mut widths: Vec<usize> = header.iter().map(|(title, _)| longest(title)).collect();
+    for (_, cells) in table.rows() {
+        for (index, cell) in cells.iter().enumerate() {
+            let plain = cell.plain();
+            let is_number = header[index].1 == Align::Right;
+            widths[index] =
+                widths[index].max(if is_number { plain.chars().count() } else { longest(&plain) });
+        }
+    }
+    widths.iter().map(|width| width + 2).sum::<usize>() + 1
+}
+
+/// A table as a list: the first cell of each row, and below it the others with their titles.
+fn records(table: &Table, paint: Paint, width: u16) -> Vec<String> {
+    let header = table.header();
+    let mut lines = Vec::new();
+    for (role, cells) in table.rows() {
+        for (index, cell) in cells.into_iter().enumerate().filter(|(_, cell)| !cell.is_empty()) {
+            let title = header[index].0;
+            let lead = match (index, title) {
+                (0, _) => "  ".to_owned(),
+                (_, "") => "    ".to_owned(),
+                _ => format!("    {title:<10} "),
+            };
+            let text = escape::cell(&cell.plain()).into_owned();
+            let part = wrapped(&lead.as_str().into(), &text, Paint::NONE, Some(width));
+            let paints = role.filter(|_| index == 0);
+            lines.extend(part.into_iter().map(|line| match paints {
+                Some(role) => paint.paint(role, &line),
+                None => line,
+            }));
+        }
+    }
+    lines
 }
 
 fn painted(text: &Text, paint: Paint) -> String {
@@ -123,6 +184,27 @@ mod tests {
         let table = rows(header, &[["host", "5 MiB", "", "x"], ["rss", "10 MiB", "", "a\u{1b}b"]]);
         let lines = columns(&table, Paint::NONE, None);
         assert_eq!(lines, ["          peak  at", "  host   5 MiB  x", "  rss   10 MiB  a\\u{1b}b"]);
+    }
+
+    #[test]
+    fn a_narrow_terminal_gets_a_list_and_whole_words() {
+        let header =
+            [("", Align::Left), ("peak", Align::Right), ("over start", Align::Right), ("at", Align::Left)];
+        let table = rows(header, &[["unreclaimable", "13.9 MiB", "12.7 MiB", "model.layers.4"]]);
+        let mut document = Document::default();
+        document.table(table);
+        document.fact("source", "./model (4 files, 291 tensors, 32 layers)");
+        let text = draw(&document, Paint::NONE, Some(40));
+        let expected = [
+            "  unreclaimable",
+            "    peak       13.9 MiB",
+            "    over start 12.7 MiB",
+            "    at         model.layers.4",
+            "source    ./model (4 files, 291 tensors,",
+            "          32 layers)",
+        ];
+        assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+        assert!(draw(&document, Paint::NONE, Some(80)).starts_with("                     peak"));
     }
 
     #[test]

@@ -123,7 +123,9 @@ fn a_placement_says_whether_it_fits() {
     assert!(text.starts_with("Does not fit: ") && text.contains(" stay on the disk."), "{text}");
     let text = stdout(&run(place.path(), &format!("plan {llama} --budget 8MiB --host 1GiB --context 64")));
     assert!(
-        !text.starts_with("Does not fit") && text.contains("; batch ") && !text.contains("1 048 576"),
+        text.starts_with("Fits: 7 layers on the host, ")
+            && text.contains("; batch ")
+            && !text.contains("1 048 576"),
         "{text}"
     );
 }
@@ -240,6 +242,16 @@ fn files_of_the_cache_are_checked_by_their_names() {
     let output = verify();
     assert_code(&output, 5);
     assert!(stdout(&output).contains("DIFFERS  model.safetensors: its SHA-256 is "), "{}", stdout(&output));
+}
+
+#[test]
+fn a_cast_says_what_the_configuration_still_claims() {
+    let place = model();
+    fs::write(place.path().join("model/config.json"), r#"{"torch_dtype": "float32"}"#).unwrap();
+    let text = stdout(&run(place.path(), "convert model out --dtype bf16"));
+    assert!(text.contains("says torch_dtype float32: change it to bfloat16"), "{text}");
+    let text = stdout(&run(place.path(), "convert model out2 --dtype f32"));
+    assert!(!text.contains("torch_dtype"), "{text}");
 }
 
 #[test]

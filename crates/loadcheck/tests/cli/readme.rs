@@ -49,6 +49,8 @@ fn the_other_commands_run_on_a_small_checkpoint() {
             .replace("synth gemma-7b /tmp/gemma-7b", "synth tiny-llama model")
             .replace("/tmp/gemma-7b", "model")
             .replace("/tmp/mistral-4-layers", "model")
+            .replace("/tmp/layers", "layers")
+            .replace("fixtures/", &format!("{}/fixtures/", onelayer_testing::repository().display()))
             .replace("python load_test.py", "true")
             .replace("./serve {source}", SERVER);
         // A few cycles show that it runs.

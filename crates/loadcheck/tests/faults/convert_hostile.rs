@@ -208,15 +208,17 @@ fn source_and_target_may_not_be_one_directory_however_it_is_named() {
 }
 
 #[test]
-fn a_target_inside_the_source_is_not_part_of_the_source() {
+fn a_target_inside_the_source_is_refused() {
     let world = World::new(&[]);
+    fs::create_dir(world.source.join("there")).unwrap();
+    let link = world.path("elsewhere");
+    symlink(world.source.join("there"), &link).unwrap();
     let before = tree(&world.source);
-    let target = world.source.join("layers");
-    for _ in 0..2 {
-        assert_code(&run(&world.convert(&target)), 0);
-        assert_eq!(differences(&tree(&target), &world.golden), [""; 0]);
+    for target in ["layers", "there", "there/layers", "a/b/c"].map(|name| world.source.join(name)) {
+        assert_refused(&run(&world.convert(&target)), "LC0210", "inside the source");
+        assert_eq!(tree(&world.source), before, "{}", target.display());
     }
-    fs::remove_dir_all(&target).unwrap();
+    assert_refused(&run(&world.convert(&link.join("layers"))), "LC0210", "inside the source");
     assert_eq!(tree(&world.source), before);
 }
 

@@ -113,6 +113,7 @@ impl Entries {
         let (packed, len) = (u32_at(&fixed, 20), u32_at(&fixed, 24));
         let [name_bytes, extra_bytes, comment_bytes] = [28, 30, 32].map(|at| usize::from(u16_at(&fixed, at)));
         let (disk, start) = (u16_at(&fixed, 34), u32_at(&fixed, 42));
+        let folder_flag = fixed[38] & 0x10 != 0;
         if name_bytes > NAME_BYTES_MAX {
             let reason = format!("expected a name of at most {NAME_BYTES_MAX} bytes, found {name_bytes}");
             return Err(invalid(stream, reason));
@@ -138,6 +139,11 @@ impl Entries {
             let found = format!("entry {} is {what}", shown(name));
             let advice = "save the file again with torch.save, which stores entries as they are";
             return Err(Box::new(stream.input().refused("", found, advice)));
+        }
+        // Readers that believe it give the data as empty.
+        let is_folder = folder_flag || name.ends_with(b"/");
+        if is_folder && sizes.len > 0 {
+            return Err(invalid(stream, format!("entry {} is a folder with bytes", shown(name))));
         }
         if disk != 0 {
             return Err(invalid(stream, format!("entry {} is in another file", shown(name))));
