@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Measures PyTorch and GGUF files: memory, speed against safetensors and against their own packages.
+"""Measures PyTorch files: memory, speed against safetensors and against torch. (GGUF: gguf_speed.py.)
 
     python3 benches/formats.py DIR --python PYTHON [--only NAME ...] [--rounds 5] [--save]
 
-PYTHON has torch, safetensors and gguf. DIR gets up to 34 GB (a gemma-7b of random bytes as one PyTorch file,
+PYTHON has torch and safetensors. DIR gets up to 34 GB (a gemma-7b of random bytes as one PyTorch file,
 and its conversion); `--small` takes a gemma-2b (5 GB) instead. Ratios are taken within a round, against a
 baseline that ran next to it; the table has median and spread. Cold means that no page of the file was cached
 when the clock started, which is checked. `--save` writes benches/results/DATE-formats.md.
@@ -29,7 +29,6 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from gpu_check import cache  # noqa: E402
 
 BUDGET = 64 * MIB
-TYPES = ("Q8_0", "Q4_K", "Q6_K")
 
 
 def child(args, *words):
@@ -148,30 +147,7 @@ def torch_convert(table, args):
     )
 
 
-def gguf_speed(table, args):
-    for kind in TYPES:
-        source = args.directory / f"{kind}.gguf"
-        if not source.exists():
-            child(args, "gguf", source, kind, 1024)
-        size = source.stat().st_size / (1 << 30)
-
-        def rate(*flags):
-            cache.prepare([source], "warm")
-            report = run(source, "--device", "none", "--budget", "64MiB", *flags)
-            return size / report["runs"][0]["seconds"]
-
-        a, b, ratio, low, high = compare(args.rounds, lambda: rate("--dtype", "bf16"), lambda: rate())
-        table.add(f"GGUF {kind}, warm, to bf16, against a plain read of the file by us", ">= 0.85", f"{ratio:.2f} ({low:.2f} to {high:.2f}); {a:.2f} against {b:.2f} GiB/s of the file, {args.rounds} rounds", ratio >= 0.85)
-        report = run(source, "--device", "host", "--budget", "64MiB", "--dtype", "bf16")
-        limit = resident(report) + BUDGET + SLACK
-        table.add(f"GGUF {kind} kept on the host as bf16", f"<= {mib(limit)}", f"+{mib(growth(report))}", growth(report) <= limit)
-        theirs = child(args, "dequantise", source)
-        ours = report["runs"][0]["seconds"]
-        table.add(f"the same against gguf-py to f32", "faster", f"{ours:.2f} s against {theirs['seconds']:.2f} s", ours < theirs["seconds"])
-        source.unlink()
-
-
-FIGURES = (torch_million, torch_speed, torch_convert, torch_memory, torch_group, gguf_speed)
+FIGURES = (torch_million, torch_speed, torch_convert, torch_memory, torch_group)
 
 
 def main():
@@ -195,7 +171,7 @@ def main():
     if args.save:
         target = ROOT / f"benches/results/{datetime.date.today()}-formats.md"
         head = (
-            f"# PyTorch and GGUF files, {datetime.date.today()}\n\n`python3 benches/formats.py DIR --python PYTHON --rounds {args.rounds}` on "
+            f"# PyTorch files, {datetime.date.today()}\n\n`python3 benches/formats.py DIR --python PYTHON --rounds {args.rounds}` on "
             f"{os.cpu_count()} cores, Linux {platform.release()}, no GPU. Random data; growth of RSS over the baseline, from the kernel's high-water mark.\n\n"
         )
         target.write_text(head + table.markdown())

@@ -1,12 +1,10 @@
 #!/usr/bin/env python3
-"""Makes and reads files of other formats with their own packages, for benches/formats.py.
+"""Makes and reads PyTorch files with torch, for benches/formats.py.
 
     python3 formats_child.py bin SOURCE.safetensors... TARGET.bin    a PyTorch file with the same tensors
     python3 formats_child.py million TARGET.bin [views]              10^6 tensors of four elements
     python3 formats_child.py split SOURCE.bin TARGET                 one safetensors file per layer: torch.load, save_file
     python3 formats_child.py equal SOURCE.bin DIRECTORY              compares each tensor with its converted twin
-    python3 formats_child.py gguf TARGET.gguf TYPE MIB               noise in blocks of one type
-    python3 formats_child.py dequantise SOURCE.gguf                  every tensor to f32 with gguf-py
 
 Each prints one JSON object. Packages are imported before the clock starts.
 """
@@ -109,51 +107,11 @@ def equal(source, directory):
     return {"tensors": found, "tied": len(tied & wanted.keys()), "missing": sorted(wanted.keys() - tied)[:5]}
 
 
-def make_gguf(target, kind, mib):
-    import gguf
-    import numpy
-
-    kind = gguf.GGMLQuantizationType[kind]
-    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-    columns, rows = 4096, 4096
-    tensor_bytes = rows * columns // block * block_bytes
-    random = numpy.random.default_rng(1)
-    writer = gguf.GGUFWriter(target, "llama")
-    count = max(1, (int(mib) << 20) // tensor_bytes)
-    writer.add_block_count(count)
-    # Real blocks: the scales of random bytes would mostly be no numbers that occur.
-    values = (random.standard_normal((64, columns)) * 0.02).astype(numpy.float32)
-    try:
-        piece = gguf.quants.quantize(values, kind)
-    except NotImplementedError:
-        piece = random.integers(0, 256, (64, columns // block * block_bytes), dtype=numpy.uint8)
-    tensor = numpy.tile(piece, (rows // 64, 1))
-    for number in range(count):
-        writer.add_tensor(f"blk.{number}.ffn_up.weight", tensor, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return {"bytes": os.path.getsize(target)}
-
-
-def dequantise(source):
-    import gguf
-
-    before, start, elements = memory(), time.monotonic(), 0
-    for tensor in gguf.GGUFReader(source).tensors:
-        elements += gguf.quants.dequantize(tensor.data, tensor.tensor_type).size
-    seconds = time.monotonic() - start
-    return {"seconds": seconds, "elements": elements, "before_bytes": before["VmRSS"], "peak_bytes": memory()["VmHWM"]}
-
-
 ACTIONS = {
     "bin": make_bin,
     "million": make_million,
     "split": split,
     "equal": equal,
-    "gguf": make_gguf,
-    "dequantise": dequantise,
 }
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ use super::output::{FileSet, WriteBuffers};
 use super::side_files::directory_of;
 use super::target_directory::TargetDirectory;
 use super::{Casting, Conversion, ConvertError, Part};
-use crate::checkpoint::{Checkpoint, DType, Shard, TensorId};
+use crate::checkpoint::{Checkpoint, DType, FileFormat, Shard, TensorId};
 use crate::layers::Layers;
 use crate::load::hash_each;
 use crate::plan::{
@@ -428,7 +428,9 @@ fn metadata(
 ) -> BTreeMap<String, String> {
     let mut text: BTreeMap<String, String> = BTreeMap::new();
     for shard in checkpoint.shards().iter().filter(|shard| shard.name_prefix == component.prefix) {
-        for (key, value) in shard.metadata.iter() {
+        // They number the files of the source.
+        let is_of_split = |key: &str| shard.format == FileFormat::Gguf && key.starts_with("split.");
+        for (key, value) in shard.metadata.iter().filter(|(key, _)| !is_of_split(key)) {
             let known = text.entry(key.to_owned()).or_insert_with(|| value.to_owned());
             if known != value {
                 notes.push(format!(

@@ -20,9 +20,9 @@
 //! Planning opens no file, and allocates nothing in proportion to a tensor's bytes.
 //!
 //! The files, in the order of what they need of each other: `terms`, `io`, `cast`, `gather`,
-//! `permute` and `quantise` define values; `options` and `limits` say what to plan; `operations` are the parts of
-//! a plan; `landing` and `layout` arrange arenas; `reads` and `order` cut files into reads;
-//! `resident`, `tensors` and `memory` sum the peak; `display` prints.
+//! `permute` and `quantise` define values; `options` and `limits` say what to plan; `operations`
+//! are the parts of a plan; `landing` and `layout` arrange arenas; `reads` and `order` cut files
+//! into reads; `resident`, `tensors` and `memory` sum the peak; `display` prints.
 
 use std::ops::Range;
 

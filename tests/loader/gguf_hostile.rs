@@ -256,7 +256,7 @@ fn cut_rows() -> Vec<Row> {
     let header = good().header().len();
     let row = |len: usize| {
         let (kind, text) = match len {
-            0..4 => ("NotSafetensors", "expected a safetensors"),
+            0..4 => ("UnknownFormat", "expected a safetensors"),
             len if len < header => ("InvalidFile", "at byte"),
             _ => ("Truncated", "blk.0.attn_q.weight"),
         };
@@ -302,9 +302,9 @@ fn hostile_files_are_refused() {
 fn long_lists_take_no_time() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    let texts = text_bytes(b"").repeat(4_000_000);
-    let arrays = Value::array(0, 0, b"").bytes.repeat(1_000_000);
-    for value in [Value::array(8, 4_000_000, &texts), Value::array(9, 1_000_000, &arrays)] {
+    let texts = text_bytes(b"").repeat(1_000_000);
+    let arrays = Value::array(0, 0, b"").bytes.repeat(300_000);
+    for value in [Value::array(8, 1_000_000, &texts), Value::array(9, 300_000, &arrays)] {
         std::fs::write(&path, good().key("x", value).bytes()).unwrap();
         let start = Instant::now();
         assert_eq!(Checkpoint::open(&path).unwrap().tensor_count(), 1);

@@ -73,8 +73,7 @@ pub(super) fn read(input: &Input<'_>, table: &mut TensorTable) -> Result<Content
     for _ in 0..tensor_count {
         add(input, table, data_start, is_big_endian, &tensor(input, &mut cursor)?)?;
     }
-    let notes = split::note(&keys.metadata).into_iter().collect();
-    Ok(Contents { metadata: keys.metadata, notes })
+    Ok(Contents { metadata: keys.metadata, notes: Vec::new() })
 }
 
 /// The byte order, by the version, which has to be 2 or 3.

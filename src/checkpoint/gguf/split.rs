@@ -3,20 +3,9 @@
 
 use std::path::Path;
 
-use super::super::metadata::FileMetadata;
 use super::super::{CheckpointError, FileFormat};
 use super::Shard;
 use crate::units::to_u64;
-
-/// A sentence about a file that is one of several. The caller knows whether the others are there.
-pub(super) fn note(metadata: &FileMetadata) -> Option<String> {
-    let (count, number) = (count_of(metadata)?, metadata.get("split.no")?.parse::<u64>().ok()?);
-    (count > 1).then(|| format!("part {} of {count} of a model", number + 1))
-}
-
-fn count_of(metadata: &FileMetadata) -> Option<u64> {
-    metadata.get("split.count")?.parse().ok()
-}
 
 /// Checks that files, in the order of their names, are all files of one model. `tensors` is the
 /// number of tensors in all of them.
