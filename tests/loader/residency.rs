@@ -243,7 +243,10 @@ fn scenario_parked() {
     assert!(model.tensor("model.layers.1.mlp.up_proj.weight").is_err());
     assert_eq!(model.parked_bytes(), receipt.parked_bytes);
     assert_eq!(model.resident_bytes() + receipt.parked_bytes, resident_bytes);
-    assert!(rss_bytes - anonymous_bytes() + (4 << 20) >= receipt.parked_bytes, "memory has gone");
+    // Where pages are small, the ends of the three arenas, rounded up to 2 MiB, were never touched.
+    let untouched_bytes = 3 * (2 << 20);
+    let gone_bytes = rss_bytes - anonymous_bytes() + (4 << 20) + untouched_bytes;
+    assert!(gone_bytes >= receipt.parked_bytes, "memory has gone");
     assert_eq!(
         std::fs::read_dir(shelf.path()).unwrap().count(),
         0,
