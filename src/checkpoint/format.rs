@@ -106,28 +106,23 @@ impl Input<'_> {
 
     /// Bytes from the first element of a strided tensor to the end of its last.
     fn spanned_bytes(&self, tensor: &FoundTensor<'_>) -> Result<u64, CheckpointError> {
-        let refuse = |found: String, advice| CheckpointError::NotStreamable {
-            path: self.path.to_owned(),
-            tensor: kept(tensor.name),
-            found,
-            advice,
+        let refuse = |advice| {
+            let (strides, shape) = (shape_text(tensor.strides), shape_text(tensor.shape));
+            self.refused(tensor.name, format!("strides {strides} for shape {shape}"), advice)
         };
-        let strides =
-            || format!("strides {} for shape {}", shape_text(tensor.strides), shape_text(tensor.shape));
         let mut steps = tensor.shape.iter().zip(tensor.strides);
         if tensor.shape.len() != tensor.strides.len() {
-            return Err(refuse(strides(), "the file is not what torch.save writes"));
+            return Err(refuse("the file is not what torch.save writes"));
         }
         if steps.clone().any(|(&len, &stride)| len > 1 && stride == 0) {
-            return Err(refuse(strides(), "expanded tensors are not read: save tensor.contiguous()"));
+            return Err(refuse("expanded tensors are not read: save tensor.contiguous()"));
         }
         let element_bytes = tensor.dtype.bits().filter(|bits| bits.is_multiple_of(8)).map(|bits| bits / 8);
-        let element_bytes =
-            element_bytes.ok_or_else(|| refuse(strides(), "packed types cannot have strides"))?;
+        let element_bytes = element_bytes.ok_or_else(|| refuse("packed types cannot have strides"))?;
         let last =
             steps.try_fold(0_u64, |last, (&len, &stride)| last.checked_add((len - 1).checked_mul(stride)?));
         let spanned = last.and_then(|last| last.checked_add(1)?.checked_mul(element_bytes));
-        spanned.ok_or_else(|| refuse(strides(), "no file has so many bytes"))
+        spanned.ok_or_else(|| refuse("no file has so many bytes"))
     }
 
     /// The longest pickle, in bytes. It spells a tensor at greater length than a JSON header does.

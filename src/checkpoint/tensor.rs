@@ -55,7 +55,7 @@ pub struct TensorEntry<'a> {
     /// Its bytes, counted from the start of the file: from the first element to the end of the last.
     pub extent: ByteRange,
     /// Elements from one index to the next in the file, for each dimension. Empty for row-major
-    /// tensors, which have their bytes to themselves. Tensors are delivered row-major.
+    /// tensors. Tensors are delivered row-major.
     pub strides: &'a [u64],
 }
 

@@ -64,7 +64,7 @@ pub(super) struct FilePlan {
     pub(super) buffers: WriteBuffers,
     /// Tensors that are left out, each with the one that has the same bytes.
     pub(super) aliases: Vec<(TensorId, TensorId)>,
-    /// Tensors that were not selected.
+    /// Tensors that were not selected, ascending.
     pub(super) left_out: Vec<TensorId>,
     pub(super) source: ManifestSource,
     pub(super) fingerprint: String,
@@ -74,7 +74,7 @@ pub(super) struct FilePlan {
 impl FilePlan {
     /// Names that share the bytes of a written tensor in the source, each with that tensor.
     pub(super) fn tied_names(&self) -> impl Iterator<Item = (String, TensorId)> {
-        let is_written = |&(_, id): &(&str, TensorId)| !self.left_out.contains(&id);
+        let is_written = |&(_, id): &(&str, TensorId)| self.left_out.binary_search(&id).is_err();
         let kept = |id| self.aliases.iter().find(|&&(left, _)| left == id).map_or(id, |&(_, kept)| kept);
         self.checkpoint.aliases().filter(is_written).map(move |(name, id)| (name.to_owned(), kept(id)))
     }
