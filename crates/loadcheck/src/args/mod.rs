@@ -133,8 +133,11 @@ pub(crate) enum Command {
         long_about = "Measures what a command costs, such as another loader: its whole process tree\n\n\
         The command's own exit code stands in the report; a command that fails makes exit code 5. With a \
         machine-readable format its output goes to stderr.\n\n\
+        With --pid, a process that runs already is measured with all its descendants, until it ends, --for is over, or \
+        Ctrl-C. It is never signalled. Peaks before that are not in the report, but for the kernel's own mark of its RSS.\n\n\
         Examples:\n  loadcheck exec -- python load_test.py ./model\n  \
-        loadcheck exec --max-memory 2GiB --until-line 'server is ready' -- ./serve ./model",
+        loadcheck exec --max-memory 2GiB --until-line 'server is ready' -- ./serve ./model\n  \
+        loadcheck exec --pid 4711 --for 30s",
         after_long_help = Exit::table()
     )]
     Exec(ExecArgs),
@@ -142,7 +145,7 @@ pub(crate) enum Command {
     #[command(
         long_about = leak::LEAK_ABOUT,
         after_long_help = Exit::table(),
-        mut_arg("source", not_for_commands)
+        mut_arg("source", |source| not_for_processes(not_for_commands(source)))
     )]
     Leak(Box<LeakArgs>),
     /// Rewrites a checkpoint as one file per layer, in bounded memory
@@ -183,6 +186,11 @@ pub(crate) enum Command {
 fn not_for_commands(source: Arg) -> Arg {
     let source = source.required(false).required_unless_present("cmd");
     source.default_value_if("cmd", ArgPredicate::IsPresent, "")
+}
+
+/// A process that runs already loads nothing at our request: then SOURCE is empty.
+fn not_for_processes(source: Arg) -> Arg {
+    source.required_unless_present_any(["cmd", "pid"]).default_value_if("pid", ArgPredicate::IsPresent, "")
 }
 
 /// The presets of `synth`, for its help.
@@ -494,11 +502,19 @@ pub(crate) struct InspectArgs {
 
 /// `loadcheck exec`
 #[derive(Debug, Args)]
-#[command(override_usage = "loadcheck exec [FLAGS] [--] <COMMAND> [ARGS]...")]
+#[command(
+    override_usage = "loadcheck exec [FLAGS] [--] <COMMAND> [ARGS]...\n       loadcheck exec [FLAGS] --pid <PID>"
+)]
 pub(crate) struct ExecArgs {
     /// The command and its arguments; flags of loadcheck come before it
-    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
+    #[arg(trailing_var_arg = true, required_unless_present = "pid", value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
+    /// Measure a process that runs already, and its descendants
+    #[arg(long, value_name = "PID", help_heading = "Measurement", conflicts_with_all = ["command", "until_line"])]
+    pub(crate) pid: Option<u32>,
+    /// Stop measuring --pid after this time [default: when it ends, or at Ctrl-C]
+    #[arg(long = "for", value_name = "TIME", help_heading = "Measurement", requires = "pid", value_parser = parse_duration)]
+    pub(crate) time: Option<Duration>,
     /// Measure until a line matches, then stop it
     ///
     /// Looks at stdout and stderr of the command. A program that writes to a pipe may hold lines

@@ -368,6 +368,12 @@ pub(crate) struct MemoryTerm {
 pub(crate) struct Exec {
     /// The command and its arguments.
     pub(crate) command: Vec<String>,
+    /// The process that was measured while it ran; `null` for a command that was started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) pid: Option<u32>,
+    /// Whether that process has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) has_ended: Option<bool>,
     /// Its exit code; `null` if a signal ended it.
     pub(crate) exit_code: Option<i32>,
     /// The signal that ended it.
