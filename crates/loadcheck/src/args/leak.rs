@@ -52,7 +52,7 @@ pub(crate) struct LeakArgs {
     /// Sources to load next, each after unloading the last
     #[arg(index = 2, value_name = "THEN", help_heading = None::<&str>, conflicts_with = "cmd")]
     pub(crate) then: Vec<OsString>,
-    /// Rounds of load, use, unload that count, from 8
+    /// Rounds that count, from 8
     #[arg(long, value_name = "N", default_value_t = 30, help_heading = "Cycles",
           value_parser = clap::value_parser!(u32).range(i64::from(POINTS_MIN)..=i64::from(POINTS_MAX)))]
     pub(crate) cycles: u32,
@@ -83,7 +83,7 @@ pub(crate) struct LeakArgs {
     /// lines back: `python -u`.
     #[arg(long, value_name = "REGEX", help_heading = "Cycles", requires = "cmd")]
     pub(crate) each_line: Option<String>,
-    /// Measure a process that runs already, at each --every 10s
+    /// Measure a process that runs already
     ///
     /// With its descendants, at fixed times. Growth is per time then: steady work gives a clear
     /// answer, and work that comes in bursts needs a longer --every.
