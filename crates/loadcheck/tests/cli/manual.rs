@@ -96,7 +96,7 @@ fn small(command: &str) -> String {
     command.replace("fixtures/", &format!("{}/fixtures/", repository().display()))
 }
 
-/// Each shown line begins like a line of the output, in that order. Numbers differ between machines.
+/// Each shown line begins like a line of the output, in that order. Numbers differ by machine.
 fn assert_shown(shown: &Shown, output: &str) {
     let mut words = output.lines().filter_map(|line| line.split_whitespace().next());
     for line in &shown.output {
