@@ -143,8 +143,9 @@ fn the_commands_of_readme_and_manual_run_on_a_small_checkpoint() {
 }
 
 #[test]
-fn the_two_commands_that_do_all_are_in_the_readme() {
+fn the_readme_is_short_and_has_the_two_commands_that_do_all() {
     let readme = fs::read_to_string(repository().join("README.md")).unwrap();
+    assert!(readme.lines().count() <= 150, "{} lines: details belong to docs/", readme.lines().count());
     for wanted in ["cargo run --release -- fixtures/checkpoints/llama --budget 8MiB", "./scripts/check"] {
         assert!(commands(&readme).iter().any(|shown| shown.command == wanted), "{wanted}");
     }
