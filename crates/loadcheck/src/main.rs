@@ -44,6 +44,8 @@ mod library_errors;
 mod limits;
 mod listing;
 mod machine;
+#[cfg(test)]
+mod manual;
 mod measuring;
 mod numbers;
 mod output;

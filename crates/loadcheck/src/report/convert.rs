@@ -194,7 +194,7 @@ pub(crate) struct Converted {
 pub(crate) struct ReadFallback {
     /// The file.
     pub(crate) file: String,
-    /// The requested state.
+    /// The way that was requested.
     pub(crate) from: String,
     /// The way it was read.
     pub(crate) to: String,

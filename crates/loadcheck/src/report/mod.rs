@@ -48,7 +48,7 @@ pub(crate) struct Report {
     pub(crate) schema: String,
     /// The program that wrote it.
     pub(crate) tool: Tool,
-    /// The requested state.
+    /// The command that wrote it.
     pub(crate) command: CommandName,
     /// The outcome.
     pub(crate) verdict: Verdict,
