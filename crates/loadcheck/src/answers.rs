@@ -31,7 +31,12 @@ pub(crate) fn answer(report: &Report) -> Option<Answer> {
 fn measured(report: &Report) -> Option<(Finding, String)> {
     let peak_bytes = report.runs.iter().filter_map(|run| run.peak.host_bytes).max();
     let Some(peak_bytes) = peak_bytes else {
-        let sentence = "It ended before its memory could be measured.".to_owned();
+        let is_attached = report.exec.as_ref().is_some_and(|exec| exec.pid.is_some());
+        let sentence = match is_attached {
+            true => "Its memory cannot be measured: a thread of the kernel, or a process of another user.",
+            false => "It ended before its memory could be measured.",
+        };
+        let sentence = sentence.to_owned();
         return (!report.runs.is_empty()).then_some((Finding::Unclear, sentence));
     };
     let is_attached = report.exec.as_ref().is_some_and(|exec| exec.pid.is_some());

@@ -87,7 +87,7 @@ pub(crate) struct LeakArgs {
     ///
     /// With its descendants, at fixed times. Growth is per time then: steady work gives a clear
     /// answer, and work that comes in bursts needs a longer --every.
-    #[arg(long, value_name = "PID", help_heading = "Cycles", conflicts_with_all = ["cmd", "isolate", "components", "then"])]
+    #[arg(long, value_name = "PID", help_heading = "Cycles", conflicts_with_all = ["source", "cmd", "isolate", "components", "then"])]
     pub(crate) pid: Option<u32>,
     /// Time of a cycle with --pid
     #[arg(long, value_name = "TIME", help_heading = "Cycles", requires = "pid", default_value = "10s", hide_short_help = true,

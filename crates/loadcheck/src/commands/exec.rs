@@ -49,6 +49,12 @@ pub(crate) fn run(args: &ExecArgs, output: &Output) -> Outcome {
             None
         }
     };
+    // clap does not ask for --pid where a command conflicts with it.
+    problems.extend(args.time.filter(|_| args.pid.is_none()).map(|_| {
+        Problem::new(Code::Usage, "a command is measured until it ends")
+            .at("--for")
+            .help("`timeout 30s COMMAND` ends a command, --until-line stops it at a line; --for is for --pid")
+    }));
     if !problems.is_empty() {
         return Outcome::refused(report, problems);
     }

@@ -44,6 +44,9 @@ use super::{Outcome, new_report};
 /// How long processes that end with their parent may take to be gone.
 const AFTER_END: Duration = Duration::from_millis(20);
 
+/// Shortest cycle of a process that runs already.
+const EVERY_MIN: Duration = Duration::from_millis(10);
+
 /// Looks for leaks.
 pub(crate) fn run(args: &LeakArgs, output: &Output, terminal: &Terminal) -> Outcome {
     let mut report = new_report(CommandName::Leak);
@@ -59,6 +62,10 @@ pub(crate) fn run(args: &LeakArgs, output: &Output, terminal: &Terminal) -> Outc
     let sources = sources(args, &mut problems);
     let command = args.cmd.as_deref().map(|text| command(text, args.load.source.is_empty(), sources.first()));
     let command = command.transpose().map_err(|problem| problems.push(problem)).ok().flatten();
+    problems.extend((args.every < EVERY_MIN).then(|| {
+        Problem::new(Code::Usage, format!("a cycle takes {} ms at least", EVERY_MIN.as_millis()))
+            .at("--every")
+    }));
     let attached = args.pid.map(Attached::find).transpose();
     let attached = attached.map_err(|problem| problems.push(problem)).ok().flatten();
     let Ok(interrupts) = Interrupts::listen().map_err(|problem| problems.push(problem)) else {
