@@ -65,6 +65,14 @@ pub(crate) fn seconds(value: f64) -> String {
     }
 }
 
+/// `+17 %`, `-44 %`, `2.3x`: a new value divided by the old one.
+pub(crate) fn ratio_change(ratio: f64) -> String {
+    match ratio {
+        more if more >= 2.0 => self::ratio(more),
+        other => format!("{:+.0} %", 100.0 * (other - 1.0)).replace("-0 %", "+0 %"),
+    }
+}
+
 /// `52 %`, of a share from 0 to 1.
 pub(crate) fn percent(share: f64) -> String {
     format!("{:.0} %", 100.0 * share)
