@@ -39,7 +39,7 @@ const TITLE: f64 = 18.0;
 /// A page has its own margins: of the one at the right only the end of the last number stays.
 const RIGHT_TRIMMED: f64 = 4.0;
 /// A limit is drawn if it is at most so many times the highest value.
-const LIMIT_REACH: f64 = 6.0;
+const LIMIT_REACH: f64 = 4.0;
 
 impl Shape {
     fn sizes(self, panel_count: usize) -> Sizes {
@@ -55,7 +55,7 @@ impl Shape {
                 time_ticks: 10,
             },
             Self::Narrow => Sizes {
-                width: 400.0,
+                width: 372.0,
                 left: 46.0,
                 plot_height: if is_single { 250.0 } else { 160.0 },
                 vram_height: 60.0,

@@ -92,13 +92,13 @@ pub(crate) fn html(report: &Report) -> String {
     page::html(report)
 }
 
-/// The style sheet: colours as variables, for light and dark pages.
+/// The style sheet: colours as variables, for light and dark screens. Paper is light.
 fn style() -> String {
     let mut text = String::from(":root{color-scheme:light dark");
     for (name, light, _) in COLOURS {
         let _ = write!(text, ";--{name}:{light}");
     }
-    text.push_str("}\n@media (prefers-color-scheme:dark){:root{");
+    text.push_str("}\n@media screen and (prefers-color-scheme:dark){:root{");
     let dark: Vec<String> = COLOURS.iter().map(|(name, _, dark)| format!("--{name}:{dark}")).collect();
     text.push_str(&dark.join(";"));
     text.push_str("}}\n.plot text{font-family:system-ui,-apple-system,\"Segoe UI\",Roboto,\"DejaVu Sans\",sans-serif}\n");

@@ -7,7 +7,8 @@ const SVG = "http://www.w3.org/2000/svg";
 /** A value in the unit of its axis, to about three digits; as `Axis::text` does. */
 function text(value, axis) {
   const number = value / axis.size;
-  const digits = number >= 100 ? 0 : number >= 10 ? Math.min(axis.digits, 1) : axis.digits;
+  const least = number > 0 && number < 0.1 && axis.digits > 0 ? 3 : axis.digits;
+  const digits = number >= 100 ? 0 : number >= 10 ? Math.min(axis.digits, 1) : least;
   return `${Number(number.toFixed(digits))} ${axis.unit}`;
 }
 

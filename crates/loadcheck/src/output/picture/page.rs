@@ -161,7 +161,8 @@ fn sections(report: &Report, panels: &[Panel<'_>], page: &mut String) {
     let plain = |_| "";
     if let Some(changes) = &report.changes {
         page.push_str("<section>\n<h2>What changed</h2>\n");
-        tables::plain("Measured, before and after", &changed::metrics(changes), plain, page);
+        let [before, after] = &changes.files;
+        tables::plain(&format!("From {before} to {after}"), &changed::metrics(changes), plain, page);
         tables::plain("Settings that differ", &changed::settings(changes), plain, page);
         page.push_str("</section>\n");
         return;
@@ -195,13 +196,13 @@ fn further_numbers(report: &Report, panels: &[Panel<'_>], page: &mut String) {
             highest(&|run| run.peak.host_bytes),
             highest(&|run| run.peak.rss_bytes)
         );
-        let _ = writeln!(page, "<p>{text}</p>");
+        let _ = writeln!(page, "<p class=\"soft\">{text}</p>");
     }
     let moved = report.runs.last().and_then(|run| facts::moved(&run.io));
     let facts = facts::device(report).into_iter().chain(moved).chain(facts::verified(report));
     for fact in facts {
         if let Part::Fact(label, value) = fact {
-            let _ = writeln!(page, "<p>{label}: {}</p>", xml(&value.plain()));
+            let _ = writeln!(page, "<p class=\"soft\">{label}: {}</p>", xml(&value.plain()));
         }
     }
 }
@@ -221,7 +222,7 @@ fn notes(report: &Report, page: &mut String) {
 fn origin(report: &Report) -> String {
     let host = report.host.as_ref();
     let kernel = host.and_then(|host| host.kernel.as_ref()).map(|kernel| format!(" · kernel {kernel}"));
-    let memory = host.and_then(|host| host.ram_bytes).map(|size| format!(" · {} of memory", bytes(size)));
+    let memory = host.and_then(|host| host.ram_bytes).map(|size| format!(" · {} of memory", crate::numbers::bytes(size)));
     format!(
         "{} {}{}{}",
         report.tool.name,

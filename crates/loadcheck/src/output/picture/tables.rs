@@ -80,10 +80,10 @@ fn values(command: CommandName, run: &Run) -> [(&'static str, Option<String>); 1
     let cached = run.io.from_cache_bytes.zip(run.io.read_bytes);
     [
         ("unreclaimable, peak", peak.host_bytes.map(bytes)),
-        ("over the start", growth(peak.host_bytes, start.host_bytes)),
+        ("unreclaimable, over the start", growth(peak.host_bytes, start.host_bytes)),
         ("reached at", at),
         ("RSS, peak", peak.rss_bytes.map(bytes)),
-        ("over the start", growth(peak.rss_bytes, start.rss_bytes)),
+        ("RSS, over the start", growth(peak.rss_bytes, start.rss_bytes)),
         ("promised at most", promise),
         ("budget", run.params.as_ref().map(|params| stated(params.budget_bytes))),
         ("layers kept in host memory", run.resident_host_bytes.filter(|kept| *kept > 0).map(bytes)),
@@ -136,7 +136,10 @@ const LAYER_COLUMNS: [(&str, fn(&LayerRow) -> LayerCell); 7] = [
     ("delivered at", |row| Some((row.at, seconds(row.at)))),
     ("time", |row| Some((row.took, seconds(row.took)))),
     ("read", |row| sized(row.read_bytes)),
-    ("rate", |row| Some((to_f64(row.read_bytes?) / row.took, rate(row.read_bytes?, row.took)?))),
+    ("rate", |row| {
+        let read = row.read_bytes.filter(|read| *read > 0)?;
+        Some((to_f64(read) / row.took, rate(read, row.took)?))
+    }),
     ("from cache", |row| {
         let (part, all) = (row.from_cache_bytes?, row.read_bytes?);
         Some((to_f64(part) / to_f64(all), share(part, all)?))
