@@ -94,7 +94,8 @@ pub(crate) fn rate(moved_bytes: u64, seconds: f64) -> Option<String> {
 pub(crate) fn container(peak_bytes: u64) -> (String, String) {
     let steps = |bytes: u64| bytes.div_ceil(64 * MIB).max(1).saturating_mul(64);
     let request = steps(peak_bytes);
-    let limit = steps((request * MIB).saturating_add(request * MIB / 4));
+    let request_bytes = request.saturating_mul(MIB);
+    let limit = steps(request_bytes.saturating_add(request_bytes / 4));
     (format!("{request}Mi"), format!("{limit}Mi"))
 }
 

@@ -32,7 +32,7 @@ pub(crate) struct PictureArgs {
     /// Also draw memory over time, on a page that needs no network
     ///
     /// The answer in one sentence, memory by kind, the layers as bands and as a table, the peaks, the
-    /// limits: one file below 400 KB. A small script in it adds a crosshair and sorts the table; the
+    /// limits: one file below 512 KiB. A small script in it adds a crosshair and sorts the table; the
     /// page reads without it. Keeps samples as --timeline does, every 5 ms unless that says
     /// otherwise.
     #[arg(long, value_name = "FILE", hide_short_help = true)]

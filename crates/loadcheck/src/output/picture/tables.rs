@@ -10,7 +10,7 @@ use crate::output::facts::place;
 use crate::report::{CommandName, Run};
 
 /// Rows of layers on a page, at most; neighbours share a row.
-const LAYER_ROWS_MAX: usize = 256;
+const LAYER_ROWS_MAX: usize = 160;
 /// Rows of other tables.
 const ROWS_MAX: usize = 64;
 
@@ -164,7 +164,7 @@ pub(super) fn layers(panels: &[Panel<'_>], page: &mut String) {
         begin(&format!("Layers{heading}, in the order of delivery"), &columns, true, page);
         for row in &rows {
             let cells = used.iter().map(|(_, cell)| match cell(row) {
-                Some((value, text)) => format!("<td class=\"n\" data-value=\"{value}\">{text}</td>"),
+                Some((value, text)) => format!("<td class=\"n\" data-value=\"{value}\">{}</td>", xml(&text)),
                 None => "<td class=\"n\">-</td>".to_owned(),
             });
             let cells: String = cells.collect();
