@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes docs/terminal.svg: runs loadcheck in a terminal of 114 columns, draws exactly what it printed, and
+"""Makes docs/terminal.svg: runs loadcheck in a terminal of 118 columns, draws exactly what it printed, and
 prints the text for readers who do not see the picture. A run that is not ok makes no picture.
 
     python3 docs/make_terminal_picture.py CHECKPOINT     (needs the package `rich`)
@@ -20,7 +20,7 @@ import termios
 from rich.console import Console
 from rich.text import Text
 
-COLUMNS = 114
+COLUMNS = 118
 # Width of a character in the pictures that `rich` draws.
 CELL = 12.2
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -62,7 +62,7 @@ def main():
     name = folder.name
     runs = [
         captured(program, name, "--device", "none", "--cache", "cold"),
-        captured(program, name, "--window", "1", "--budget", "8MiB", "--max-memory", "2GiB"),
+        captured(program, name, "--device", "host", "--window", "1", "--budget", "8MiB", "--max-memory", "2GiB"),
     ]
     console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"), force_terminal=True)
     console.print(Text.from_ansi("\n".join(text for text, _ in runs)))
