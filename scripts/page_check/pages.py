@@ -25,6 +25,16 @@ def make(program, folder):
     loadcheck(*load, "--max-memory", "1KiB", "-o", "failed.json", exits=(1,))
     loadcheck("report", "failed.json", "-o", "failed.html")
 
+    # Device memory needs a device: here it grows with the samples.
+    report = json.loads((folder / "a.json").read_text())
+    samples = report["runs"][0]["samples"]
+    samples["columns"].append("vram_bytes")
+    for index, row in enumerate(samples["rows"]):
+        row.append(3 * 2**30 * index // len(samples["rows"]))
+    report["runs"][0]["peak"]["vram_bytes"] = 3 * 2**30
+    (folder / "device.json").write_text(json.dumps(report))
+    loadcheck("report", "device.json", "-o", "device.html")
+
     report = json.loads((folder / "a.json").read_text())
     report["source"]["given"] = HOSTILE
     report["answer"]["sentence"] += HOSTILE
@@ -34,4 +44,4 @@ def make(program, folder):
         row["layer"] = f"{HOSTILE}{index}" + "very_long_name" * 20
     (folder / "hostile.json").write_text(json.dumps(report))
     loadcheck("report", "hostile.json", "-o", "hostile.html")
-    return [folder / f"{name}.html" for name in ("run", "both", "compare", "failed", "hostile")]
+    return [folder / f"{name}.html" for name in ("run", "both", "compare", "failed", "device", "hostile")]

@@ -19,25 +19,29 @@ pub(super) fn changed(changes: &Changes) -> String {
         };
         let memory = of("host").and_then(memory);
         let both: Vec<String> = memory.into_iter().chain(of("time").and_then(time)).collect();
-        let name = row.as_ref().map(|name| format!("{name}: ")).unwrap_or_default();
-        (!both.is_empty()).then(|| name + &both.join(", and "))
+        let text = both.join(", and ");
+        let text = row.as_ref().map_or_else(|| capitalised(&text), |name| format!("{name}: {text}"));
+        (!both.is_empty()).then_some(text)
     });
     let mut sentence = clauses.collect::<Vec<_>>().join("; ");
     if sentence.is_empty() {
-        "neither memory nor time is in both reports".clone_into(&mut sentence);
+        "Neither memory nor time is in both reports".clone_into(&mut sentence);
     }
-    let sentence = sentence[..1].to_uppercase() + &sentence[1..];
     format!("{sentence}; {}.", settings(changes))
+}
+
+fn capitalised(text: &str) -> String {
+    let mut characters = text.chars();
+    characters.next().map(|first| first.to_uppercase().chain(characters).collect()).unwrap_or_default()
 }
 
 fn memory(change: &Change) -> Option<String> {
     let (before, after) = change.both();
     let (before, after, ratio) = (bytes(whole(before?)), bytes(whole(after?)), change.ratio()?);
     Some(match is_change(ratio) {
-        true => format!(
-            "unreclaimable memory peaks at {after} instead of {before} ({})",
-            ratio_change(ratio)
-        ),
+        true => {
+            format!("unreclaimable memory peaks at {after} instead of {before} ({})", ratio_change(ratio))
+        }
         false => format!("unreclaimable memory peaks at {after} as before"),
     })
 }
@@ -74,7 +78,12 @@ mod tests {
 
     fn sizes(before: u64, after: u64) -> Change {
         let metric = "host".to_owned();
-        Change { metric, before_bytes: Some(before << 20), after_bytes: Some(after << 20), ..Change::default() }
+        Change {
+            metric,
+            before_bytes: Some(before << 20),
+            after_bytes: Some(after << 20),
+            ..Change::default()
+        }
     }
 
     fn times(before: f64, after: f64) -> Change {
@@ -91,7 +100,8 @@ mod tests {
              (+21 %); the settings are the same."
         );
         changes.metrics = vec![sizes(80, 81), times(1.0, 0.97)];
-        let name = |setting: &str| ChangedSetting { setting: setting.to_owned(), ..ChangedSetting::default() };
+        let name =
+            |setting: &str| ChangedSetting { setting: setting.to_owned(), ..ChangedSetting::default() };
         changes.settings = ["budget", "window", "io", "readers", "kernel"].map(name).into();
         assert_eq!(
             changed(&changes),
@@ -101,7 +111,7 @@ mod tests {
         let of = |strategy: &str, change| Change { strategy: Some(strategy.to_owned()), ..change };
         changes.metrics = vec![of("stream", sizes(80, 81)), of("read", sizes(10, 20))];
         assert!(changed(&changes).starts_with(
-            "Stream: unreclaimable memory peaks at 81 MiB as before; read: unreclaimable memory peaks at 20 MiB"
+            "stream: unreclaimable memory peaks at 81 MiB as before; read: unreclaimable memory peaks at 20 MiB"
         ));
         changes.metrics.clear();
         assert!(changed(&changes).starts_with("Neither memory nor time"));

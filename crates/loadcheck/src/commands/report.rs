@@ -54,10 +54,7 @@ fn one(file: &Path, output: &Output) -> Result<Report, Problem> {
 /// What changed from one file to the other.
 fn both(before: &Path, after: &Path, output: &Output) -> Result<Report, Problem> {
     let names = [before, after].map(|file| file.display().to_string());
-    let mut report = changes(read(before)?, read(after)?, names)?;
-    if let Some(problem) = refusal(&report, output) {
-        return Err(problem);
-    }
+    let mut report = changes(one(before, output)?, one(after, output)?, names)?;
     report.answer = answer(&report);
     Ok(report)
 }

@@ -2,9 +2,7 @@
 
 use crate::numbers::{bytes, mean, stated, to_f64};
 use crate::problem::{Code, Problem};
-use crate::report::{
-    Change, ChangedSetting, Changes, CommandName, Compared, Outcome, Params, Report, Run,
-};
+use crate::report::{Change, ChangedSetting, Changes, CommandName, Compared, Outcome, Params, Report, Run};
 
 /// A report of both, in the words of the second one where they cannot both be told.
 ///
@@ -54,6 +52,19 @@ fn refusal(before: &Report, after: &Report, files: &[String; 2]) -> Option<Probl
     empty.and_then(|(_, name)| problem(format!("{name} has no run"), "it ended before anything was measured"))
 }
 
+/// A size of a run, if it was measured.
+type SizeOf = fn(&Run) -> Option<u64>;
+
+/// The sizes that are compared: the names of their metrics.
+const SIZES: [(&str, SizeOf); 6] = [
+    ("host", |run| run.peak.host_bytes),
+    ("rss", |run| run.peak.rss_bytes),
+    ("pinned", |run| run.peak.pinned_bytes),
+    ("vram", |run| run.peak.vram_bytes),
+    ("after", |run| run.after_unload.as_ref()?.rss_bytes),
+    ("read", |run| run.io.read_bytes),
+];
+
 /// Runs that belong together: all of them, or those of a row that both comparisons have.
 struct Row {
     strategy: Option<String>,
@@ -63,8 +74,7 @@ fn rows(before: &Report, after: &Report) -> Vec<Row> {
     if before.command != CommandName::Compare {
         return vec![Row { strategy: None }];
     }
-    let is_in_both =
-        |row: &&Compared| after.comparison.iter().any(|other| other.strategy == row.strategy);
+    let is_in_both = |row: &&Compared| after.comparison.iter().any(|other| other.strategy == row.strategy);
     let shared = before.comparison.iter().filter(is_in_both);
     shared.map(|row| Row { strategy: Some(row.strategy.clone()) }).collect()
 }
@@ -80,18 +90,13 @@ impl Row {
     }
 
     fn metrics(&self, before: &Report, after: &Report) -> Vec<Change> {
-        let change =
-            |metric: &str| Change { strategy: self.strategy.clone(), metric: metric.to_owned(), ..Change::default() };
-        let sizes: [(&str, fn(&Run) -> Option<u64>); 6] = [
-            ("host", |run| run.peak.host_bytes),
-            ("rss", |run| run.peak.rss_bytes),
-            ("pinned", |run| run.peak.pinned_bytes),
-            ("vram", |run| run.peak.vram_bytes),
-            ("after", |run| run.after_unload.as_ref()?.rss_bytes),
-            ("read", |run| run.io.read_bytes),
-        ];
-        let most = |report, of: fn(&Run) -> Option<u64>| self.runs(report).filter_map(of).max();
-        let mut metrics: Vec<Change> = sizes
+        let change = |metric: &str| Change {
+            strategy: self.strategy.clone(),
+            metric: metric.to_owned(),
+            ..Change::default()
+        };
+        let most = |report, of: SizeOf| self.runs(report).filter_map(of).max();
+        let mut metrics: Vec<Change> = SIZES
             .into_iter()
             .map(|(name, of)| Change {
                 before_bytes: most(before, of),

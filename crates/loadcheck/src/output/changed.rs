@@ -25,8 +25,8 @@ pub(super) fn metrics(changes: &Changes) -> Table {
     Table::of(&changes.metrics)
         .left("row", |change| change.strategy.clone())
         .left("", |change| words(&change.metric).to_owned())
-        .right("before", |change| value(change, |(before, _)| before))
-        .right("after", |change| value(change, |(_, after)| after))
+        .right("before", |change| value(change, change.both().0))
+        .right("after", |change| value(change, change.both().1))
         .right("change", |change| change.ratio().map(ratio_change))
         .table()
 }
@@ -53,8 +53,8 @@ fn words(metric: &str) -> &str {
 }
 
 /// One side of a change, in its unit.
-fn value(change: &Change, pick: fn((Option<f64>, Option<f64>)) -> Option<f64>) -> String {
-    let Some(value) = pick(change.both()) else { return "-".to_owned() };
+fn value(change: &Change, side: Option<f64>) -> String {
+    let Some(value) = side else { return "-".to_owned() };
     if change.before_seconds.or(change.after_seconds).is_some() {
         return seconds(value);
     }

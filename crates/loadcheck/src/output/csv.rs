@@ -9,8 +9,8 @@ use super::escape::escape;
 use super::facts::as_typed;
 use crate::listing::Layer;
 use crate::report::{
-    Change, Check, CommandName, Compared, ConvertFile, Difference, Fitted, KindSlope, Params, Report, Room, Run,
-    Synth, Try,
+    Change, Check, CommandName, Compared, ConvertFile, Difference, Fitted, KindSlope, Params, Report, Room,
+    Run, Synth, Try,
 };
 
 /// A row: the name of each column, and its cell.
@@ -18,7 +18,8 @@ type Row<const N: usize> = [(&'static str, String); N];
 
 /// Writes a row for each run (`run`, `exec`), row of a comparison, layer (`plan`, `inspect`),
 /// answer (`fits`), checkpoint (`synth`), file (`convert`), difference (`verify`), try (`fit`),
-/// slope (`leak`), check (`doctor`) or metric (`report` with two files). An empty cell is "not measured".
+/// slope (`leak`), check (`doctor`) or metric (`report` with two files). An empty cell is "not
+/// measured".
 pub(super) fn write(report: &Report, to: &mut dyn Write) -> io::Result<()> {
     match report.command {
         CommandName::Run | CommandName::Exec => write_rows(to, report.runs.iter().enumerate().map(run)),

@@ -62,7 +62,8 @@ struct Line<'a, T> {
 
 /// Writes one object a line, each with `schema` and `type`: `run`, `comparison`, `limit`, `hash`,
 /// `layer`, `plan`, `synth`, `convert`, `verification`, `fit` (one for each loader), `slope`,
-/// `change` and `setting` (of two reports), `check`, and last `summary`, which has the verdict and any error.
+/// `change` and `setting` (of two reports), `check`, and last `summary`, which has the verdict and
+/// any error.
 pub(super) fn write_lines(report: &Report, to: &mut dyn Write) -> io::Result<()> {
     fn each<T: Serialize>(
         report: &Report,

@@ -56,7 +56,13 @@ fn a_run_keeps_when_layers_were_handed_out_and_draws_it() {
     for name in ["r.html", "r.svg"] {
         let drawn = text(path, name);
         assert_picture(&drawn);
-        for word in ["delivered at", "peak of unreclaimable memory", "RSS limit", "class=\"anon\"", "prefers-color-scheme"] {
+        for word in [
+            "delivered at",
+            "peak of unreclaimable memory",
+            "RSS limit",
+            "class=\"anon\"",
+            "prefers-color-scheme",
+        ] {
             assert!(drawn.contains(word), "{name} has {word}");
         }
     }
@@ -198,7 +204,9 @@ fn two_reports_say_what_changed() {
     let report = json(&run(path, "report a.json b.json --json"));
     assert_eq!((report["command"].as_str(), report["verdict"].as_str()), (Some("report"), Some("pass")));
     let both = &report["changes"]["metrics"][0];
-    let peak = |name: &str| json(&run(path, &format!("report {name} --json")))["runs"][0]["peak"]["host_bytes"].clone();
+    let peak = |name: &str| {
+        json(&run(path, &format!("report {name} --json")))["runs"][0]["peak"]["host_bytes"].clone()
+    };
     assert_eq!((&both["before_bytes"], &both["after_bytes"]), (&peak("a.json"), &peak("b.json")), "{both}");
     for name in ["both.html", "both.svg", "both.json", "both.md", "both.csv"] {
         assert_code(&run(path, &format!("report a.json b.json -o {name}")), 0);
@@ -213,7 +221,10 @@ fn two_reports_say_what_changed() {
     assert_code(&run(path, "report both.json -o again.html"), 0);
     assert!(text(path, "again.html") == text(path, "both.html"));
     let rows = stdout(&run(path, "report c.json c.json"));
-    assert!(rows.contains("stream") && rows.contains("read") && rows.contains("the settings are the same"), "{rows}");
+    assert!(
+        rows.contains("stream") && rows.contains("read") && rows.contains("the settings are the same"),
+        "{rows}"
+    );
     for (line, name, why) in [
         ("report a.json c.json", "LC0207", "a.json is a report of `run`, and c.json one of `compare`"),
         ("report both.json both.json", "LC0207", "reports of `report` are not compared"),

@@ -123,7 +123,10 @@ mod tests {
     #[test]
     fn values_have_the_unit_of_their_axis() {
         let axis = Axis::bytes(3.0 * 1_073_741_824.0, 6);
-        assert_eq!([1e6, 5e8, 1.2e9, 3e10].map(|value| axis.text(value)), ["0.001 GiB", "0.47 GiB", "1.12 GiB", "27.9 GiB"]);
+        assert_eq!(
+            [1e6, 5e8, 1.2e9, 3e10].map(|value| axis.text(value)),
+            ["0.001 GiB", "0.47 GiB", "1.12 GiB", "27.9 GiB"]
+        );
         assert_eq!(Axis::seconds(0.4, 5).text(0.0123), "12.3 ms");
         assert_eq!(Axis::bytes(700.0, 5).text(3.0), "3 B");
     }

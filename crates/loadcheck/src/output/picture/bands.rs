@@ -3,9 +3,9 @@
 
 use std::fmt::Write as _;
 
+use super::frame::Frame;
 use super::labels::{number, text_width, write_text};
 use super::panel::LayerEnd;
-use super::plot::Frame;
 use super::{bytes, xml};
 use crate::numbers::{count, seconds, to_f64, whole};
 
@@ -16,6 +16,8 @@ pub(super) const LANE_HEIGHT: f64 = 15.0;
 pub(super) const LANE_GAP: f64 = 3.0;
 /// Size of the names in a lane.
 const NAME_SIZE: f64 = 10.5;
+/// A cell of several layers is named by the last one if that has at least this share of it.
+const LAST_SHARE_MIN: f64 = 0.8;
 
 /// Layers that end at about the same time.
 pub(super) struct Cell {
@@ -25,6 +27,8 @@ pub(super) struct Cell {
     pub(super) seconds: f64,
     first: String,
     last: String,
+    /// Where the last layer begins.
+    last_from: f64,
     rows: u64,
     pub(super) layers: u64,
 }
@@ -41,8 +45,12 @@ impl Cell {
         }
     }
 
-    /// The last parts of the last name that fit into it: `model.layers.12`, `layers.12` or `12`.
+    /// The last parts of the name that fit into it: `model.layers.12`, `layers.12` or `12`. Of several
+    /// layers the last one, if it takes nearly all of the cell.
     fn name_that_fits(&self) -> Option<&str> {
+        if self.to - self.last_from < LAST_SHARE_MIN * (self.to - self.from) {
+            return None;
+        }
         let mut name = self.last.as_str();
         loop {
             if text_width(name, NAME_SIZE) <= self.to - self.from - 4.0 {
@@ -54,28 +62,25 @@ impl Cell {
 }
 
 /// Layers grouped by their end, so that each cell is wide enough. At most `count_max` cells.
-pub(super) fn cells(
-    ends: &[LayerEnd],
-    frame: &Frame,
-    count_max: usize,
-    x: impl Fn(f64) -> f64,
-) -> Vec<Cell> {
+pub(super) fn cells(ends: &[LayerEnd], frame: &Frame, count_max: usize, x: impl Fn(f64) -> f64) -> Vec<Cell> {
     let most = to_f64(u64::try_from(count_max.max(1)).unwrap_or(u64::MAX));
     let width_min = (frame.width / most).max(CELL_WIDTH_MIN);
     let mut cells: Vec<Cell> = Vec::new();
     let mut open: Option<Cell> = None;
     for end in ends {
-        let x = x(end.seconds);
+        let (x, before) = (x(end.seconds), open.as_ref().map(|cell| cell.to));
         let mut cell = open.take().unwrap_or_else(|| Cell {
             from: cells.last().map_or(frame.left, |cell| cell.to),
             to: x,
             seconds: end.seconds,
             first: end.name.clone(),
             last: String::new(),
+            last_from: frame.left,
             rows: 0,
             layers: 0,
         });
         (cell.to, cell.seconds, cell.last) = (x, end.seconds, end.name.clone());
+        cell.last_from = before.unwrap_or(cell.from);
         (cell.rows, cell.layers) = (cell.rows + 1, cell.layers + end.layers);
         if x - cell.from < width_min {
             open = Some(cell);
@@ -116,7 +121,10 @@ pub(super) fn lane(
         let class = classes[index % 2];
         let (x, width) = (number(cell.from), number((cell.to - cell.from).max(1.0)));
         let (y, height) = (number(top), number(LANE_HEIGHT));
-        let _ = writeln!(out, "<rect class=\"{class}\" x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\"/>");
+        let _ = writeln!(
+            out,
+            "<rect class=\"{class}\" x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\"/>"
+        );
         if let Some(name) = cell.name_that_fits() {
             let middle = ((cell.from + cell.to) / 2.0, top + LANE_HEIGHT - 4.0);
             write_text(&mut names, ("ink", NAME_SIZE, " text-anchor=\"middle\""), middle, &xml(name));
@@ -128,7 +136,8 @@ pub(super) fn lane(
     for cell in cells {
         let host = host_at(cell.seconds);
         let host = host.map(|host| format!(", unreclaimable memory then {}", bytes(whole(host))));
-        let title = format!("{}: delivered at {}{}", cell.name(), seconds(cell.seconds), host.unwrap_or_default());
+        let title =
+            format!("{}: delivered at {}{}", cell.name(), seconds(cell.seconds), host.unwrap_or_default());
         let _ = writeln!(
             out,
             "<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\"><title>{}</title></rect>",

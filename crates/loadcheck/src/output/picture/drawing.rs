@@ -4,10 +4,11 @@
 use std::fmt::Write as _;
 
 use super::axis::Axis;
-use super::labels::{fitted, lines, number, text_width, write_text};
+use super::frame::Frame;
 use super::keys::{MARK_WIDTH, keys};
+use super::labels::{fitted, lines, number, text_width, write_text};
 use super::panel::{Line, Panel, panels, thinned};
-use super::plot::{Frame, Plot};
+use super::plot::Plot;
 use super::{bytes, circumstances, style, title, xml};
 use crate::numbers::whole;
 use crate::report::{Outcome, Report};
@@ -288,9 +289,12 @@ fn facts(plot: &Plot<'_>) -> Vec<String> {
 pub(super) fn limit_facts(plot: &Plot<'_>) -> Vec<String> {
     let fact = |limit: &Line| {
         let terms = limit.terms.as_ref().map(|terms| format!(" = {terms}")).unwrap_or_default();
-        let above = if plot.shows(limit) { "" } else { " (above the picture)" };
-        let is_told = !(terms.is_empty() && above.is_empty());
-        is_told.then(|| format!("{} {}{terms}{above}", limit.name, bytes(whole(limit.bytes))))
+        let level = match plot.shows(limit) {
+            true => plot.memory.text(limit.bytes),
+            false => format!("{} (above the picture)", bytes(whole(limit.bytes))),
+        };
+        let is_told = !terms.is_empty() || !plot.shows(limit);
+        is_told.then(|| format!("{} {level}{terms}", limit.name))
     };
     let is_drawn = !plot.panel.dots.is_empty();
     plot.panel.limits.iter().filter(|_| is_drawn).filter_map(fact).collect()

@@ -7,9 +7,10 @@ use serde_json::{Value, json};
 
 use super::axis::Axis;
 use super::drawing::{Shape, inline, limit_facts};
+use super::frame::Frame;
 use super::keys::{Key, keys};
 use super::panel::{Dot, Panel};
-use super::plot::{Frame, Plot};
+use super::plot::Plot;
 use super::{shown, xml};
 use crate::numbers::{to_f64, whole};
 
@@ -37,11 +38,7 @@ pub(super) fn figures(wide: &[Plot<'_>], narrow: &[Plot<'_>], page: &mut String)
             if !facts.is_empty() {
                 let _ = writeln!(page, "<p class=\"soft\">{}.</p>", facts.join("; "));
             }
-            let _ = writeln!(
-                page,
-                "<script type=\"application/json\">{}</script>",
-                for_script(&data(plot))
-            );
+            let _ = writeln!(page, "<script type=\"application/json\">{}</script>", for_script(&data(plot)));
         }
         page.push_str("</figure>\n");
     }
@@ -147,7 +144,8 @@ fn data(plot: &Plot<'_>) -> Value {
             "kib": kib,
         })
     };
-    let all: Vec<Value> = keys(std::slice::from_ref(plot)).into_iter().filter(|key| key.is_series()).map(series).collect();
+    let all: Vec<Value> =
+        keys(std::slice::from_ref(plot)).into_iter().filter(|key| key.is_series()).map(series).collect();
     json!({
         "end_us": whole(plot.time.end * 1e6),
         "end_kib": whole(plot.memory.end / 1024.0),

@@ -44,8 +44,9 @@ pub(super) fn keys(plots: &[Plot<'_>]) -> Vec<Key> {
 impl Key {
     /// As SVG, on a baseline at 0.
     pub(super) fn mark(self) -> String {
-        let fill =
-            |class: &str| format!("<rect class=\"{class}\" x=\"1\" y=\"-10\" width=\"16\" height=\"11\" rx=\"2\"/>");
+        let fill = |class: &str| {
+            format!("<rect class=\"{class}\" x=\"1\" y=\"-10\" width=\"16\" height=\"11\" rx=\"2\"/>")
+        };
         let line = |class: &str| format!("<path class=\"{class}\" d=\"M0-4.5h18\"/>");
         match self {
             Self::Kind(0) => fill("anon"),

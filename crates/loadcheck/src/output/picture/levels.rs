@@ -1,12 +1,12 @@
-//! The lines across a plot (limits, RSS at the start), the dots of the peaks, and the texts of both,
-//! none of which covers another.
+//! The lines across a plot (limits, RSS at the start), the dots of the peaks, and the texts of
+//! both. No text covers another.
 
 use std::fmt::Write as _;
 
-use super::axis::Axis;
+use super::frame::Frame;
 use super::labels::{Area, Room, number, text_width, write_text};
 use super::panel::{Dot, Line, Mark};
-use super::plot::{Frame, Plot, height_of};
+use super::plot::Plot;
 use super::xml;
 
 /// A peak with its place in the plot.
@@ -122,18 +122,6 @@ fn around((x, y): (f64, f64), frame: &Frame, width: f64, text_size: f64) -> [(f6
         (middle, y - 11.0 - text_size * 1.4),
         (middle, down + 10.0 + text_size * 1.4),
     ]
-}
-
-/// Writes the texts of a scale of bytes, left of the frame; returns its grid lines.
-pub(super) fn scale(axis: &Axis, frame: &Frame, text_size: f64, out: &mut String) -> String {
-    let mut grid = String::new();
-    for (value, text) in axis.ticks() {
-        let y = height_of(axis, frame, value);
-        let _ = write!(grid, "M{} {}H{}", number(frame.left), number(y), number(frame.left + frame.width));
-        let place = (frame.left - 7.0, y + text_size * 0.36);
-        write_text(out, ("soft", text_size, " text-anchor=\"end\""), place, &text);
-    }
-    grid
 }
 
 /// Texts inside a plot that do not overlap.

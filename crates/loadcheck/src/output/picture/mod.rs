@@ -9,9 +9,9 @@
 //! ```
 //!
 //! No fonts, no network. The page reads without scripts; `page.js` adds a crosshair and the sorting
-//! of tables. Sizes are bounded for every report: samples are thinned, layers share cells, names are
-//! cut. Texts from files are escaped twice: for people (no control characters or direction marks)
-//! and for XML.
+//! of tables. Sizes are bounded for every report: samples are thinned, layers share cells, names
+//! are cut. Texts from files are escaped twice: for people (no control characters or direction
+//! marks) and for XML.
 
 use std::fmt::Write as _;
 
@@ -23,6 +23,7 @@ mod axis;
 mod bands;
 mod drawing;
 mod figure;
+mod frame;
 mod keys;
 mod labels;
 mod levels;

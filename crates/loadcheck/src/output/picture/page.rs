@@ -50,10 +50,7 @@ pub(super) fn html(report: &Report) -> String {
     sections(report, &panels, &mut page);
     notes(report, &mut page);
     let origin = xml(&origin(report));
-    let _ = write!(
-        page,
-        "</main>\n<footer>{origin}</footer>\n<script>{script}</script>\n</body>\n</html>\n"
-    );
+    let _ = write!(page, "</main>\n<footer>{origin}</footer>\n<script>{script}</script>\n</body>\n</html>\n");
     page
 }
 
@@ -114,7 +111,12 @@ fn tiles(command: CommandName, run: &Run, page: &mut String) {
         ("RSS over start", promise),
         ("Device", peak(run.peak.vram_bytes, "peak of device memory")),
         ("Time", run.seconds.map(|time| (seconds(time), "to load everything".to_owned()))),
-        ("Rate", speed.and_then(|(moved, time)| Some((rate(moved, time)?, format!("{} read", crate::numbers::bytes(moved)))))),
+        (
+            "Rate",
+            speed.and_then(|(moved, time)| {
+                Some((rate(moved, time)?, format!("{} read", crate::numbers::bytes(moved))))
+            }),
+        ),
     ];
     page.push_str("<dl class=\"tiles\">\n");
     for (name, value) in tiles {
@@ -140,14 +142,17 @@ fn verdict(report: &Report) -> (&'static str, &'static str) {
 /// How it was measured and what is not drawn.
 fn remarks(panels: &[Panel<'_>], said: Option<String>, page: &mut String) {
     let mut lines: Vec<String> = said.into_iter().collect();
+    let has_areas = panels.iter().any(|panel| panel.before.is_none());
     let interval =
         panels.iter().find_map(|panel| panel.run.samples.as_ref()).map(|samples| samples.interval_ms);
     lines.extend(interval.map(|ms| {
         format!(
-            "Memory of the process, a sample every {ms} ms; the RSS peak is the kernel's own. The kernel can take \
-             back what lies above the line of unreclaimable memory."
+            "Memory of the process, a sample every {ms} ms{}",
+            if has_areas { "; the RSS peak is the kernel's own." } else { "." }
         )
     }));
+    let above = "The kernel can take back what lies above the line of unreclaimable memory.";
+    lines.extend(has_areas.then(|| above.to_owned()));
     let is_drawn = |panel: &Panel<'_>| panel.top_vram_bytes().is_some();
     if panels.iter().any(|panel| panel.run.peak.vram_bytes.is_some() && !is_drawn(panel)) {
         lines.push("Device memory is not drawn: its peak is in the table.".to_owned());
@@ -222,7 +227,9 @@ fn notes(report: &Report, page: &mut String) {
 fn origin(report: &Report) -> String {
     let host = report.host.as_ref();
     let kernel = host.and_then(|host| host.kernel.as_ref()).map(|kernel| format!(" · kernel {kernel}"));
-    let memory = host.and_then(|host| host.ram_bytes).map(|size| format!(" · {} of memory", crate::numbers::bytes(size)));
+    let memory = host
+        .and_then(|host| host.ram_bytes)
+        .map(|size| format!(" · {} of memory", crate::numbers::bytes(size)));
     format!(
         "{} {}{}{}",
         report.tool.name,

@@ -371,8 +371,8 @@ impl Panel<'_> {
     }
 }
 
-/// At most `count_max` samples, evenly over the time until `end`. From each interval the sample with
-/// the most host memory is kept, with the most device memory of any.
+/// At most `count_max` samples, evenly over the time until `end`. From each interval the sample
+/// with the most host memory is kept, with the most device memory of any.
 pub(super) fn thinned(dots: &[Dot], end: f64, count_max: usize) -> Vec<Dot> {
     if dots.len() <= count_max {
         return dots.to_vec();

@@ -5,18 +5,9 @@ use std::fmt::Write as _;
 
 use super::axis::Axis;
 use super::bands::{self, Cell, LANE_GAP, LANE_HEIGHT};
+use super::frame::{Frame, height_of, scale};
 use super::labels::{number, text_width, write_text};
-use super::levels::scale;
 use super::panel::{Dot, LayerEnd, Line, Panel};
-
-/// A rectangle of the drawing.
-#[derive(Clone, Copy)]
-pub(super) struct Frame {
-    pub(super) left: f64,
-    pub(super) top: f64,
-    pub(super) width: f64,
-    pub(super) height: f64,
-}
 
 /// A run, with its axes.
 pub(super) struct Plot<'a> {
@@ -175,9 +166,4 @@ impl Plot<'_> {
             );
         }
     }
-}
-
-/// The y coordinate of a number of bytes.
-pub(super) fn height_of(axis: &Axis, frame: &Frame, bytes: f64) -> f64 {
-    frame.top + (1.0 - axis.share(bytes)) * frame.height
 }

@@ -43,7 +43,12 @@ fn end(page: &mut String) {
 }
 
 /// A table of a document: the first column has the names of the rows.
-pub(super) fn plain(caption: &str, table: &Table, class_of: impl Fn(usize) -> &'static str, page: &mut String) {
+pub(super) fn plain(
+    caption: &str,
+    table: &Table,
+    class_of: impl Fn(usize) -> &'static str,
+    page: &mut String,
+) {
     let header = table.header();
     if header.is_empty() {
         return;
@@ -130,8 +135,10 @@ struct LayerRow {
 /// The number that a cell is sorted by, and its text.
 type LayerCell = Option<(f64, String)>;
 
-/// The columns of the table of layers.
-const LAYER_COLUMNS: [(&str, fn(&LayerRow) -> LayerCell); 7] = [
+/// A column of the table of layers.
+type LayerColumn = (&'static str, fn(&LayerRow) -> LayerCell);
+
+const LAYER_COLUMNS: [LayerColumn; 7] = [
     ("size", |row| sized(row.bytes)),
     ("delivered at", |row| Some((row.at, seconds(row.at)))),
     ("time", |row| Some((row.took, seconds(row.took)))),

@@ -128,9 +128,10 @@ fn check(report: &Report) -> (String, String) {
     let namespace = "xmlns=\"http://www.w3.org/2000/svg\"";
     for text in [svg.replacen(namespace, "", 1), without_our_code(&html)] {
         let elsewhere = text.replacen("http-equiv=", "", 1).to_lowercase();
-        for word in
-            ["http", "//", "url(", "@import", "<script", "<link", "<img", "<use", "href=", "src=", "onload", "style="]
-        {
+        for word in [
+            "http", "//", "url(", "@import", "<script", "<link", "<img", "<use", "href=", "src=", "onload",
+            "style=",
+        ] {
             assert!(!elsewhere.contains(word), "{word}");
         }
         for number in ["NaN", "inf ", "inf\""] {
@@ -182,7 +183,10 @@ fn the_picture_of_a_load() {
     }
     assert!(svg.contains("RSS limit 88 MiB = start 8 MiB + budget 64 MiB + 16 MiB"), "{svg}");
     assert!(svg.contains("<title>model.layers.2: delivered at 733 ms, unreclaimable memory then"), "{svg}");
-    assert!(svg.contains("peak of unreclaimable memory 73 MiB (68 MiB over start) at 700 ms, model.layers.3"), "{svg}");
+    assert!(
+        svg.contains("peak of unreclaimable memory 73 MiB (68 MiB over start) at 700 ms, model.layers.3"),
+        "{svg}"
+    );
 }
 
 #[test]
@@ -317,10 +321,10 @@ fn of_many_runs_the_highest_and_the_median_are_drawn() {
         })
         .collect();
     let (svg, html) = check(&report(runs.clone()));
+    assert!(svg.contains(">run 8 of 9, the highest peak<") && svg.contains(">run 5 of 9, the median time<"));
     assert!(
-        svg.contains(">run 8 of 9, the highest peak<") && svg.contains(">run 5 of 9, the median time<")
+        html.contains("Two of 9 runs are drawn.") && html.contains("unreclaimable memory at most 90 MiB")
     );
-    assert!(html.contains("Two of 9 runs are drawn.") && html.contains("unreclaimable memory at most 90 MiB"));
     let (svg, _) = check(&report(runs[..3].to_vec()));
     assert_eq!(svg.matches(">run ").count(), 3);
     let mut compared = report(runs);
@@ -329,7 +333,10 @@ fn of_many_runs_the_highest_and_the_median_are_drawn() {
         run.strategy = ["stream", "mmap", "read"][index % 3].to_owned();
     }
     let (svg, html) = check(&compared);
-    assert!(svg.contains(">mmap<") && html.contains("<th scope=\"col\">mmap</th><th scope=\"col\">read</th>"), "{html}");
+    assert!(
+        svg.contains(">mmap<") && html.contains("<th scope=\"col\">mmap</th><th scope=\"col\">read</th>"),
+        "{html}"
+    );
     assert!(html.contains("Of each row, the run with the highest peak."));
 }
 
@@ -374,7 +381,7 @@ fn thinning_keeps_the_highest_of_either_memory() {
 }
 
 /// Every text of a drawing and the area that it may take, by the estimate that places it.
-fn texts_of(svg: &str) -> Vec<(String, super::labels::Area)> {
+fn texts_of(svg: &str) -> Vec<(String, labels::Area)> {
     let attribute = |tag: &str, name: &str| {
         let from = tag.find(&format!(" {name}=\"")).map(|at| at + name.len() + 3)?;
         Some(tag[from..].split('"').next().unwrap().to_owned())
@@ -383,13 +390,13 @@ fn texts_of(svg: &str) -> Vec<(String, super::labels::Area)> {
         let (tag, rest) = part.split_once('>').unwrap();
         let (tag, text) = (format!(" {tag}"), rest.split('<').next().unwrap());
         let number = |name: &str| attribute(&tag, name).unwrap().parse::<f64>().unwrap();
-        let (size, width) = (number("font-size"), super::labels::text_width(text, number("font-size")));
+        let (size, width) = (number("font-size"), labels::text_width(text, number("font-size")));
         let left = match attribute(&tag, "text-anchor").as_deref() {
             Some("middle") => number("x") - width / 2.0,
             Some("end") => number("x") - width,
             _ => number("x"),
         };
-        (text.to_owned(), super::labels::Area::of_text(left, number("y"), width, size))
+        (text.to_owned(), labels::Area::of_text(left, number("y"), width, size))
     });
     texts.collect()
 }
@@ -404,15 +411,19 @@ fn no_label_covers_another() {
         let place = Some(Place { layer: None, tensor: None, seconds: at });
         (run.peak.at, run.peak.rss_at) = (place.clone(), place);
         let mut found = report(vec![run]);
-        found.limits =
-            ["host", "rss"].map(|metric| Limit { limit_bytes: Some(limit_mib * MIB), ..limit(metric) }).into();
+        found.limits = ["host", "rss"]
+            .map(|metric| Limit { limit_bytes: Some(limit_mib * MIB), ..limit(metric) })
+            .into();
         let (panels, _) = panel::panels(&found);
         let plots = drawing::page_plots(&panels, drawing::Shape::Wide);
         let texts = texts_of(&drawing::inline(&plots[0], drawing::Shape::Wide, 1, ""));
         assert!(texts.iter().any(|(text, _)| text.starts_with("unreclaimable")), "the peak is named");
         for (index, (one, area)) in texts.iter().enumerate() {
             for (other, other_area) in &texts[index + 1..] {
-                assert!(!area.meets(other_area), "{one} / {other} of {host_mib}, {rss_mib}, {limit_mib}, {at}");
+                assert!(
+                    !area.meets(other_area),
+                    "{one} / {other} of {host_mib}, {rss_mib}, {limit_mib}, {at}"
+                );
             }
         }
     }
@@ -429,7 +440,9 @@ fn the_page_opens_with_the_answer_and_has_layers_as_a_table() {
     assert!(svg.contains(">container limit 128 MiB<"), "{svg}");
     let answer = "<h1>Loading needs 73 MiB of unreclaimable memory; a container of 192 MiB is enough.</h1>";
     let row = "<th scope=\"row\">model.layers.1</th><td class=\"n\" data-value=\"10485760\">10 MiB</td>";
-    for text in [answer, row, ">50 %</td>", ">32 MiB/s</td>", "<caption>Layers, in the order of delivery</caption>"] {
+    for text in
+        [answer, row, ">50 %</td>", ">32 MiB/s</td>", "<caption>Layers, in the order of delivery</caption>"]
+    {
         assert!(html.contains(text), "{text}: {html}");
     }
     assert!(html.find("<h1>") < html.find("<svg"));
@@ -475,7 +488,8 @@ fn two_reports_are_laid_over_each_other() {
     }
     let sentence = "<h1>Unreclaimable memory peaks at 40 MiB instead of 73 MiB (-45 %), and it took 1 s instead of \
                     2 s (-50 %); what differs: budget, runs.</h1>";
-    for text in [sentence, "a&lt;b&gt;.json", "<td>64 MiB</td><td>32 MiB</td>", "<td class=\"n\">-45 %</td>"] {
+    for text in [sentence, "a&lt;b&gt;.json", "<td>64 MiB</td><td>32 MiB</td>", "<td class=\"n\">-45 %</td>"]
+    {
         assert!(html.contains(text), "{text}: {html}");
     }
     assert!(svg.contains("unreclaimable memory (MiB)") && svg.contains("class=\"peak-before\""), "{svg}");
