@@ -8,7 +8,7 @@ use super::OutputArgs;
 
 /// First line of the help of `report`, what it renders, and its examples.
 pub(super) const REPORT_ABOUT: &str =
-    "Renders a saved report again, or says what changed between two; loads nothing
+    "Renders a saved report, or compares two; loads nothing
 
 Takes the reports of every command but `plan` and `inspect`, whose layers are read from headers again faster than from a \
 report. A picture (.html, .svg) needs a report of `run`, `compare` or `exec` that was made with --timeline, --export-html or \
