@@ -156,7 +156,7 @@ pub(crate) enum Command {
     #[command(long_about = convert::VERIFY_ABOUT, after_long_help = Exit::table())]
     Verify(VerifyArgs),
     /// Renders a saved report, or compares two; loads nothing
-    #[command(long_about = picture::REPORT_ABOUT, after_long_help = Exit::table())]
+    #[command(alias = "diff", long_about = picture::REPORT_ABOUT, after_long_help = Exit::table())]
     Report(ReportArgs),
     /// Shows what can be measured and used here
     #[command(long_about = fit::DOCTOR_ABOUT, after_long_help = Exit::table())]

@@ -201,6 +201,7 @@ fn two_reports_say_what_changed() {
     for words in ["what differs: budget, window", "unreclaimable", "before", "64 MiB", "32 MiB", "rate"] {
         assert!(said.contains(words), "{words}: {said}");
     }
+    assert_eq!(stdout(&run(path, "diff a.json b.json")), said);
     let report = json(&run(path, "report a.json b.json --json"));
     assert_eq!((report["command"].as_str(), report["verdict"].as_str()), (Some("report"), Some("pass")));
     let both = &report["changes"]["metrics"][0];
