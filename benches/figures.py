@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures every figure quoted in README and docs/design.md, and prints one table.
+"""Measures every figure quoted in docs/figures.md and docs/design.md, and prints one table.
 
     python3 benches/figures.py DIR [--only NAME ...] [--rounds 3] [--python PYTHON] [--save]
 

@@ -142,3 +142,15 @@ pub use self::load::{
     Receipt, TensorHash, TensorReader, Waits,
 };
 pub use self::model::{Model, Part, Scope};
+
+/// The code of README and manual, compiled as documentation tests.
+#[cfg(doctest)]
+mod manual {
+    #[doc = include_str!("../README.md")]
+    mod readme {}
+    #[doc = include_str!("../docs/rust.md")]
+    mod rust {}
+    #[cfg(feature = "convert")]
+    #[doc = include_str!("../docs/convert.md")]
+    mod convert {}
+}

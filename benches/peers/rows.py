@@ -21,8 +21,8 @@ class Row:
     way: str = ""
     torch_copy: bool = False
     package: str = ""
-    # True if in the short table of the README.
-    in_readme: bool = False
+    # True if in the short table of docs/figures.md.
+    in_manual: bool = False
 
     @property
     def ours(self):
@@ -30,28 +30,28 @@ class Row:
 
 
 ROWS = [
-    Row("onelayer, `Loader::load` to the host", ALL, way="host-all", in_readme=True),
-    Row("safetensors `load_file`", ALL, "safetensors load_file", package="safetensors", in_readme=True),
-    Row("safetensors `load_file(backend=\"pread\")`", ALL, "safetensors load_file pread", package="safetensors", in_readme=True),
+    Row("onelayer, `Loader::load` to the host", ALL, way="host-all", in_manual=True),
+    Row("safetensors `load_file`", ALL, "safetensors load_file", package="safetensors", in_manual=True),
+    Row("safetensors `load_file(backend=\"pread\")`", ALL, "safetensors load_file pread", package="safetensors", in_manual=True),
     Row("safetensors `safe_open`, tensors kept", ALL, "safetensors safe_open", package="safetensors"),
-    Row("safetensors `safe_open`, tensors cloned", ALL, "safetensors safe_open clone", package="safetensors", in_readme=True),
+    Row("safetensors `safe_open`, tensors cloned", ALL, "safetensors safe_open clone", package="safetensors", in_manual=True),
     Row("safetensors `safe_open(backend=\"pread\")`, kept", ALL, "safetensors safe_open pread", package="safetensors"),
     Row("safetensors `load(bytes)` of whole files", ALL, "safetensors load bytes", package="safetensors"),
-    Row("`torch.load`", ALL, "torch load", torch_copy=True, package="torch", in_readme=True),
-    Row("`torch.load(mmap=True)`", ALL, "torch load mmap", torch_copy=True, package="torch", in_readme=True),
-    Row("transformers `from_pretrained`", ALL, "transformers", package="transformers", in_readme=True),
-    Row("accelerate `load_checkpoint_in_model`", ALL, "accelerate", package="accelerate", in_readme=True),
-    Row("fastsafetensors, all files", ALL, "fastsafetensors", package="fastsafetensors", in_readme=True),
-    Row("runai-model-streamer", ALL, "runai", package="runai-model-streamer", in_readme=True),
+    Row("`torch.load`", ALL, "torch load", torch_copy=True, package="torch", in_manual=True),
+    Row("`torch.load(mmap=True)`", ALL, "torch load mmap", torch_copy=True, package="torch", in_manual=True),
+    Row("transformers `from_pretrained`", ALL, "transformers", package="transformers", in_manual=True),
+    Row("accelerate `load_checkpoint_in_model`", ALL, "accelerate", package="accelerate", in_manual=True),
+    Row("fastsafetensors, all files", ALL, "fastsafetensors", package="fastsafetensors", in_manual=True),
+    Row("runai-model-streamer", ALL, "runai", package="runai-model-streamer", in_manual=True),
     Row("runai-model-streamer, with a limit", ALL, "runai limited", package="runai-model-streamer"),
-    Row("crates safetensors + memmap2, `to_vec`", ALL, way="crate-to-vec", in_readme=True),
-    Row("onelayer, stream to the host, one layer at a time", PIECES, way="host-1", in_readme=True),
-    Row("safetensors `safe_open`, each tensor dropped", PIECES, "safetensors safe_open dropped", package="safetensors", in_readme=True),
-    Row("safetensors `safe_open(backend=\"pread\")`, dropped", PIECES, "safetensors safe_open pread dropped", package="safetensors", in_readme=True),
+    Row("crates safetensors + memmap2, `to_vec`", ALL, way="crate-to-vec", in_manual=True),
+    Row("onelayer, stream to the host, one layer at a time", PIECES, way="host-1", in_manual=True),
+    Row("safetensors `safe_open`, each tensor dropped", PIECES, "safetensors safe_open dropped", package="safetensors", in_manual=True),
+    Row("safetensors `safe_open(backend=\"pread\")`, dropped", PIECES, "safetensors safe_open pread dropped", package="safetensors", in_manual=True),
     Row("fastsafetensors, file by file", PIECES, "fastsafetensors file by file", package="fastsafetensors"),
-    Row("fastsafetensors `ParallelLoader`, batched", PIECES, "fastsafetensors batched", package="fastsafetensors", in_readme=True),
-    Row("runai-model-streamer, with a limit, dropped", PIECES, "runai limited dropped", package="runai-model-streamer", in_readme=True),
-    Row("onelayer, device `none`", BYTES, way="none", in_readme=True),
+    Row("fastsafetensors `ParallelLoader`, batched", PIECES, "fastsafetensors batched", package="fastsafetensors", in_manual=True),
+    Row("runai-model-streamer, with a limit, dropped", PIECES, "runai limited dropped", package="runai-model-streamer", in_manual=True),
+    Row("onelayer, device `none`", BYTES, way="none", in_manual=True),
 ]
 # Needs no packages: for the test of this program. Runs only if named.
 HIDDEN = [Row("plain read", ALL, "plain read")]

@@ -146,12 +146,12 @@ def before(records, row):
 
 
 def compact(records, chosen, caches, limits, expected_bytes):
-    """The table of the README: its named rows and their measured memory."""
+    """The table of docs/figures.md: its named rows and their measured memory."""
     head = ["loader", "held at the end"] + [f"{cache}, times ours" for cache in caches]
     head += ["host + MiB", "RSS + MiB"] + [f"in {limit_name(one)}" for one in limits]
     lines = ["| " + " | ".join(head) + " |", "|---" * 2 + "|---:" * (len(head) - 2) + "|"]
     for keeps, title in GROUPS.items():
-        group = [row for row in chosen if row.keeps == keeps and row.in_readme]
+        group = [row for row in chosen if row.keeps == keeps and row.in_manual]
         if group:
             lines.append(f"| *{title}* |" + " |" * (len(head) - 1))
         for row in group:

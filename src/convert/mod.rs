@@ -18,12 +18,14 @@
 //! hash_pass, duplicates         hashes of a checkpoint's bytes; tied weights
 //! side_files, source_overlap    files beside the weights; a target that overlaps the source
 //! file_plan                     every file of a conversion, from headers and settings alone
+//! config_file                   the configuration of a model whose types change
 //! target_state                  which of these files the target has; room for a new conversion
 //! verify                        compares a target with its manifest and its source
 //! prepare, finish, run          a conversion that is planned; its index and manifest; its run
 //! ```
 
 mod cancel;
+mod config_file;
 mod duplicates;
 mod error;
 mod file_plan;

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::cancel::ConvertCancel;
+use super::config_file;
 use super::file_plan::FilePlan;
 use super::layout::{Component, TargetFile};
 use super::side_files::SideFiles;
@@ -40,6 +41,7 @@ pub struct PreparedConversion {
     pub(super) todo: Vec<usize>,
     pub(super) plan: Option<Arc<LoadPlan>>,
     pub(super) needed_bytes: u64,
+    pub(super) is_described: bool,
     pub(super) cancel: ConvertCancel,
 }
 
@@ -57,8 +59,10 @@ impl Conversion {
         let (settings, source, target) = (self, source.as_ref(), target.as_ref());
         let mut files = FilePlan::new(&settings, source)?;
         source_overlap::check_directories(source, &files.checkpoint, target)?;
-        let side_files = SideFiles::list(source, Some(target), &files.checkpoint)?;
+        let mut side_files = SideFiles::list(source, Some(target), &files.checkpoint)?;
         files.notes.extend(side_files.notes.iter().cloned());
+        let config = config_file::change(&settings, &files, &mut side_files.files);
+        files.notes.extend(config.notes);
         let others = other_names(&files, &side_files);
         let names = files.layout.files.iter().map(|file| file.id.as_str());
         let names: Vec<&str> =
@@ -86,6 +90,7 @@ impl Conversion {
             todo,
             plan,
             needed_bytes,
+            is_described: config.is_described,
             cancel,
         })
     }
@@ -118,7 +123,15 @@ impl PreparedConversion {
         self.files.files_of(self.settings.part)
     }
 
-    /// Side files that will be copied: paths below the target, and lengths in bytes.
+    /// True if weights are quantised and `config.json` describes them to compressed-tensors, which
+    /// transformers, vLLM and others read: each quantised tensor is the matrix of a linear layer in
+    /// `int8` or `fp8`, and the configuration named a model and no quantisation.
+    #[must_use]
+    pub fn describes_quantisation(&self) -> bool {
+        self.is_described
+    }
+
+    /// Side files that will be written: paths below the target, and lengths in bytes.
     #[must_use]
     pub fn side_files(&self) -> Vec<(String, u64)> {
         self.side_files.files.iter().map(|file| (file.name.clone(), file.bytes)).collect()

@@ -55,8 +55,10 @@ pub(super) struct SideFile {
     pub(super) name: String,
     /// Its path.
     pub(super) path: PathBuf,
-    /// Its length in bytes when it was listed.
+    /// Its length in bytes: when it was listed, or of `contents`.
     pub(super) bytes: u64,
+    /// Written instead of a copy, if the conversion changes the file.
+    pub(super) contents: Option<String>,
 }
 
 /// The files beside the weights of a source.
@@ -248,7 +250,9 @@ impl Search<'_> {
                 let (path, limit) = (self.root.to_owned(), to_u64(FILES_MAX));
                 return Err(ConvertError::TooManySideFiles { path, limit });
             }
-            NameKind::Other => self.found.files.push(SideFile { name, path, bytes: metadata.len() }),
+            NameKind::Other => {
+                self.found.files.push(SideFile { name, path, bytes: metadata.len(), contents: None })
+            }
         }
         Ok(())
     }
@@ -288,7 +292,13 @@ fn kind_of_name(name: &str) -> NameKind {
 }
 
 impl SideFile {
-    /// Copies the file to `out`; `out_path` is its path, for errors. Holds 256 KiB.
+    /// Replaces what will be written.
+    pub(super) fn set_contents(&mut self, contents: String) {
+        self.bytes = to_u64(contents.len());
+        self.contents = Some(contents);
+    }
+
+    /// Writes the file to `out`; `out_path` is its path, for errors. Holds 256 KiB.
     ///
     /// # Errors
     /// [`ConvertError::Read`], [`ConvertError::Write`], and [`CheckpointError::FileChanged`] if the
@@ -300,15 +310,18 @@ impl SideFile {
         with_sha256: bool,
     ) -> Result<SideFileRecord, ConvertError> {
         let mut digest = Digest::new(with_sha256);
-        let read = read_file(&self.path, |piece| {
+        let mut write = |piece: &[u8]| {
             digest.update(piece);
             out.write_all(piece).map_err(|source| ConvertError::Write {
                 path: out_path.to_owned(),
                 operation: "write",
                 source,
             })
-        });
-        let bytes = read.map_err(|fault| fault.at(&self.path))?;
+        };
+        let bytes = match &self.contents {
+            Some(contents) => write(contents.as_bytes()).map(|()| self.bytes)?,
+            None => read_file(&self.path, write).map_err(|fault| fault.at(&self.path))?,
+        };
         let hashes = digest.take();
         let sha256 = hashes.sha256.as_ref().map(hex);
         Ok(SideFileRecord { name: self.name.clone(), bytes, blake3: hex(&hashes.blake3), sha256 })
@@ -496,7 +509,12 @@ mod tests {
         let bytes: Vec<u8> =
             (0..9_000_001_u32).map(|at| at.wrapping_mul(2_654_435_761).to_be_bytes()[0]).collect();
         fs::write(&path, &bytes).unwrap();
-        let file = SideFile { name: "sub/big".to_owned(), path: path.clone(), bytes: to_u64(bytes.len()) };
+        let file = SideFile {
+            name: "sub/big".to_owned(),
+            path: path.clone(),
+            bytes: to_u64(bytes.len()),
+            contents: None,
+        };
         let mut out = Vec::new();
         let record = file.copy_to(&mut out, Path::new("target"), true).unwrap();
         assert!(out == bytes);

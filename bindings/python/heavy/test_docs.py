@@ -1,4 +1,4 @@
-"""The code of docs/python.md runs as it is written."""
+"""The Python code of docs/python.md and of README runs as it is written."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ import onelayer
 import onelayer.distributed
 import onelayer.torch
 
-PAGE = Path(__file__).parents[3] / "docs" / "python.md"
+ROOT = Path(__file__).parents[3]
+PAGES = ("README.md", "docs/python.md")
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def sections() -> dict[str, list[str]]:
     """The blocks of Python below each heading."""
-    parts = re.split(r"^#+ (.+)\n", PAGE.read_text(), flags=re.MULTILINE)
-    found = {title: PYTHON.findall(text) for title, text in zip(parts[1::2], parts[2::2], strict=True)}
+    found = {}
+    for page in PAGES:
+        parts = re.split(r"^#+ (.+)\n", (ROOT / page).read_text(), flags=re.MULTILINE)
+        for title, text in zip(parts[1::2], parts[2::2], strict=True):
+            found[f"{page}: {title}"] = PYTHON.findall(text)
     return {title: blocks for title, blocks in found.items() if blocks}
 
 
@@ -67,4 +71,4 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.parametrize("section", sections())
 def test_blocks_run(section: str, names: dict[str, Any], one_rank: None) -> None:
     for block in sections()[section]:
-        exec(compile(block, f"docs/python.md: {section}", "exec"), names)
+        exec(compile(block, section, "exec"), names)

@@ -37,8 +37,13 @@ fn measured(report: &Report) -> Option<(Finding, String)> {
         let sentence = "It ended before its memory could be measured.".to_owned();
         return (!report.runs.is_empty()).then_some((Finding::Unclear, sentence));
     };
-    let what = if report.command == CommandName::Exec { "The command" } else { "Loading" };
-    let needs = format!("{what} needs {} of unreclaimable memory", bytes(peak_bytes));
+    let is_attached = report.exec.as_ref().is_some_and(|exec| exec.pid.is_some());
+    let what = match report.command {
+        CommandName::Exec if is_attached => "While it was measured, the process needed",
+        CommandName::Exec => "The command needs",
+        _ => "Loading needs",
+    };
+    let needs = format!("{what} {} of unreclaimable memory", bytes(peak_bytes));
     if report.runs.iter().any(|run| run.promise.as_ref().is_some_and(|promise| !promise.kept)) {
         return Some((Finding::OverLimit, format!("{needs}, and more than the memory that was promised.")));
     }
@@ -57,6 +62,7 @@ fn measured(report: &Report) -> Option<(Finding, String)> {
             Some((Finding::OverLimit, format!("{needs}; over the limit on {}.", over.join(", "))))
         }
         _ if !report.limits.is_empty() => Some((Finding::Ok, format!("{needs}: within its limits."))),
+        _ if is_attached => Some((Finding::Ok, format!("{needs}."))),
         _ => {
             let limit = container(peak_bytes).1.replace("Mi", " MiB");
             Some((Finding::Ok, format!("{needs}; a container of {limit} is enough.")))
@@ -214,7 +220,9 @@ fn leaked(report: &Report, leak: &Leak) -> Option<(Finding, String)> {
         let end = match (slope.kind.as_str(), cycles) {
             ("vram" | "file", _) | (_, None) => String::new(),
             (_, Some(cycles)) => {
-                format!(": out of memory after about {} cycles", crate::numbers::grouped(cycles))
+                let time = leak.cycle_seconds.map(|cycle| long_time(cycle * crate::numbers::to_f64(cycles)));
+                let time = time.map(|time| format!(", {time}")).unwrap_or_default();
+                format!(": out of memory after about {} cycles{time}", crate::numbers::grouped(cycles))
             }
         };
         let growth = crate::numbers::signed(growth);
@@ -231,6 +239,16 @@ fn leaked(report: &Report, leak: &Leak) -> Option<(Finding, String)> {
     leak.slopes.iter().any(|slope| slope.verdict == SlopeVerdict::Flat).then(|| {
         (Finding::Ok, format!("No leak: in {cycles} nothing grows by more than {} a cycle.", bytes(most)))
     })
+}
+
+/// `45 minutes`, `7 hours`, `12 days`.
+fn long_time(seconds: f64) -> String {
+    let (value, unit) = match seconds {
+        seconds if seconds < 7200.0 => (seconds / 60.0, "minutes"),
+        seconds if seconds < 172_800.0 => (seconds / 3600.0, "hours"),
+        seconds => (seconds / 86_400.0, "days"),
+    };
+    format!("{value:.0} {unit}")
 }
 
 /// As people call it, at the beginning of a sentence.

@@ -1,4 +1,5 @@
 //! The living processes that descend from this one: those to stop, and those that were left behind.
+//! And those of a process that was not started here, which are only looked at.
 //!
 //! A shell may have started other processes before it became this program (`server & exec loadcheck
 //! ...`, as entry points of containers do). They are children of this process, but not its own:
@@ -11,7 +12,7 @@ use onelayer_probe::Procfs;
 use rustix::process::Pid;
 
 /// A process: its id, which is used again, and its start in ticks since the machine started.
-type Identity = (u32, u64);
+pub(crate) type Identity = (u32, u64);
 
 /// The descendants of this process before it started any.
 static STRANGERS: OnceLock<Vec<Identity>> = OnceLock::new();
@@ -19,18 +20,30 @@ static STRANGERS: OnceLock<Vec<Identity>> = OnceLock::new();
 /// Lists the descendants of this process that it did not start. Only the first call counts: it
 /// comes before this program starts its first child.
 pub(crate) fn remember_strangers() {
-    STRANGERS.get_or_init(|| living_descendants(&[]));
+    STRANGERS.get_or_init(|| living_descendants(std::process::id(), &[]));
 }
 
 /// Every living descendant that this program has started. Orphans have this process as their
 /// parent, since it is their reaper.
 pub(crate) fn descendants() -> Vec<Pid> {
-    let found = living_descendants(STRANGERS.get().map_or(&[], Vec::as_slice));
+    let found = living_descendants(std::process::id(), STRANGERS.get().map_or(&[], Vec::as_slice));
     found.into_iter().filter_map(|(pid, _)| Pid::from_raw(i32::try_from(pid).ok()?)).collect()
 }
 
-/// Descendants, without these strangers and their descendants. Parents come before their children.
-fn living_descendants(strangers: &[Identity]) -> Vec<Identity> {
+/// A process with all its living descendants; empty once it has ended.
+pub(crate) fn tree_of(root: u32) -> Vec<u32> {
+    let Some(identity) = identity_of(root) else { return Vec::new() };
+    std::iter::once(identity).chain(living_descendants(root, &[])).map(|(pid, _)| pid).collect()
+}
+
+/// What tells a living process from an earlier one of the same id. A zombie has ended.
+pub(crate) fn identity_of(pid: u32) -> Option<Identity> {
+    living(pid).map(|(identity, _)| identity)
+}
+
+/// Descendants of a process, without these strangers and their descendants. Parents come before
+/// their children.
+fn living_descendants(root: u32, strangers: &[Identity]) -> Vec<Identity> {
     if !Procfs::default().is_of_this_namespace() {
         // Process ids of another namespace mean other processes.
         return Vec::new();
@@ -43,7 +56,7 @@ fn living_descendants(strangers: &[Identity]) -> Vec<Identity> {
         .filter(|(identity, _)| !strangers.contains(identity))
         .collect();
     let mut found: Vec<Identity> = Vec::new();
-    let mut parent = Some(std::process::id());
+    let mut parent = Some(root);
     let mut next = 0;
     while let Some(pid) = parent {
         found.extend(living.iter().filter(|(_, of)| *of == pid).map(|(identity, _)| *identity));
@@ -90,10 +103,12 @@ mod tests {
     #[test]
     fn whoever_was_there_before_is_left_out() {
         let mut before = Command::new("sleep").arg("30").spawn().unwrap();
-        let strangers = living_descendants(&[]);
+        let strangers = living_descendants(std::process::id(), &[]);
         let mut after = Command::new("sleep").arg("30").spawn().unwrap();
-        let found: Vec<u32> = living_descendants(&strangers).into_iter().map(|(pid, _)| pid).collect();
-        let all: Vec<u32> = living_descendants(&[]).into_iter().map(|(pid, _)| pid).collect();
+        let found: Vec<u32> =
+            living_descendants(std::process::id(), &strangers).into_iter().map(|(pid, _)| pid).collect();
+        let all: Vec<u32> =
+            living_descendants(std::process::id(), &[]).into_iter().map(|(pid, _)| pid).collect();
         for child in [&mut before, &mut after] {
             child.kill().unwrap();
             child.wait().unwrap();

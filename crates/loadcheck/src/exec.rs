@@ -115,6 +115,8 @@ pub(crate) struct Ended {
     pub(crate) signal: Option<i32>,
     /// The line was seen before that.
     pub(crate) line_seen: bool,
+    /// It was not started here, and may run on.
+    pub(crate) is_attached: bool,
     /// The signal that asked us to stop.
     pub(crate) interrupted: Option<i32>,
     /// Descendants that outlived it and were left alone.

@@ -55,7 +55,7 @@ fn remedy(code: Code) -> &'static str {
         Code::OutputRefused => "Choose another file, or overwrite it with --force.",
         Code::LayerMap => "Correct the file; `loadcheck inspect --layers FILE` shows what it does.",
         Code::CannotBeMet => {
-            "Ask for less: --window 1, --quantize int8, a smaller model. `loadcheck fits` says what would do."
+            "Ask for less: --window 1, --quantise int8, a smaller model. `loadcheck fits` says what would do."
         }
         Code::NothingSelected => "Choose another pattern; `loadcheck inspect -v` lists the names.",
         Code::CannotStart => "Check the name of the program, and that it can be executed.",

@@ -12,7 +12,7 @@
 //! listing, report, explain                            what is told, as JSON has it
 //! config, limits, kinds, library_errors, machine, inputs,    from the command line to the library's calls
 //!   planned, source
-//! descendants, signals, exec, heap, measuring, room        processes, and the memory of this one
+//! descendants, signals, exec, attached, heap, measuring, room        processes, and the memory of this one
 //! strategies, leak, worker                            loads, measured in a process of their own
 //! output, progress, shell, entries                    from a report to people and programs
 //! compare, doctor, convert, fit                       the parts of single commands
@@ -24,6 +24,7 @@
 
 mod answers;
 mod args;
+mod attached;
 mod commands;
 mod compare;
 mod config;
@@ -43,6 +44,8 @@ mod library_errors;
 mod limits;
 mod listing;
 mod machine;
+#[cfg(test)]
+mod manual;
 mod measuring;
 mod numbers;
 mod output;

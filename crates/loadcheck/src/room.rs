@@ -75,7 +75,7 @@ fn with_less_weight(config: &LoadConfig) -> Vec<(&'static str, LoadConfig)> {
     };
     let narrow = LoadConfig { dtype: Some(FloatType::Bf16), ..config.clone() };
     let narrow = config.dtype.is_none().then_some(("--dtype bf16", narrow));
-    let int8 = quantised("int8").map(|config| ("--quantize int8", config));
-    let int4 = quantised("int4").map(|config| ("--quantize int4", config));
+    let int8 = quantised("int8").map(|config| ("--quantise int8", config));
+    let int4 = quantised("int4").map(|config| ("--quantise int4", config));
     [narrow, int8, int4].into_iter().flatten().collect()
 }

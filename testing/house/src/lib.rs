@@ -5,6 +5,7 @@
 //! folder ─> tree: packages, files, modules ─> lines    code, longest functions
 //!                                          ├> imports  which file uses which; circles
 //!                                          └> public   the public items of a library
+//! text: widths of lines; links: links and headings of Markdown
 //! ```
 //! `cargo run -p house` prints the table of sizes, `-- FOLDER` that of another checkout.
 #![allow(clippy::unwrap_used, reason = "a check that cannot read the sources has to stop")]
@@ -12,6 +13,7 @@
 
 pub mod imports;
 pub mod lines;
+pub mod links;
 pub mod public;
 pub mod text;
 pub mod tree;

@@ -2,12 +2,13 @@
 
 use std::ffi::OsString;
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
 use super::values::by_name;
 use super::{ExportArgs, LoadArgs, OutputArgs};
-use crate::sizes::{Size, SizeError};
+use crate::sizes::{Size, SizeError, parse_duration};
 
 /// Fewer points have no such confidence: even if each is above the one before it, chance may have
 /// done it.
@@ -29,7 +30,8 @@ read every byte that was delivered. Cycles to warm up are not counted: caches, a
   --isolate         a process for each cycle; measures what is left on the machine when the process has ended
   --cmd             a run of the command is a cycle; measures what is left on the machine when the process has ended: shared memory, \
 processes that it left behind, device memory. Page cache is no leak.
-  --cmd --each-line a line of its output is a cycle; measures the memory of its processes at that moment, for a running server
+  --cmd --each-line a line of its output is a cycle; measures the memory of its processes at that moment, for a server
+  --pid --every     a time is a cycle; measures a process that runs already, and its descendants; it is never signalled
 
 Exit code 1 for a leak, or if a load took more memory than it promised; 6 with --strict-noise if the limit lies inside a confidence \
 interval.
@@ -39,7 +41,8 @@ Examples:
   loadcheck leak ./pipeline --component text_encoder --component transformer
   loadcheck leak ./model --device cuda:0 --max-slope 64KiB --max-slope vram=0
   loadcheck leak ./model --cmd 'python load.py {source}'
-  loadcheck leak ./model --cmd './serve {source}' --each-line 'request done' --cycles 200";
+  loadcheck leak ./model --cmd './serve {source}' --each-line 'request done' --cycles 200
+  loadcheck leak --pid 4711 --every 10s --cycles 60";
 
 /// `loadcheck leak`
 #[derive(Debug, Args)]
@@ -49,7 +52,7 @@ pub(crate) struct LeakArgs {
     /// Sources to load next, each after unloading the last
     #[arg(index = 2, value_name = "THEN", help_heading = None::<&str>, conflicts_with = "cmd")]
     pub(crate) then: Vec<OsString>,
-    /// Rounds of load, use, unload that count, from 8
+    /// Rounds that count, from 8
     #[arg(long, value_name = "N", default_value_t = 30, help_heading = "Cycles",
           value_parser = clap::value_parser!(u32).range(i64::from(POINTS_MIN)..=i64::from(POINTS_MAX)))]
     pub(crate) cycles: u32,
@@ -80,6 +83,16 @@ pub(crate) struct LeakArgs {
     /// lines back: `python -u`.
     #[arg(long, value_name = "REGEX", help_heading = "Cycles", requires = "cmd")]
     pub(crate) each_line: Option<String>,
+    /// Measure a process that runs already
+    ///
+    /// With its descendants, at fixed times. Growth is per time then: steady work gives a clear
+    /// answer, and work that comes in bursts needs a longer --every.
+    #[arg(long, value_name = "PID", help_heading = "Cycles", conflicts_with_all = ["cmd", "isolate", "components", "then"])]
+    pub(crate) pid: Option<u32>,
+    /// Time of a cycle with --pid
+    #[arg(long, value_name = "TIME", help_heading = "Cycles", requires = "pid", default_value = "10s", hide_short_help = true,
+          value_parser = parse_duration)]
+    pub(crate) every: Duration,
     /// Most growth per cycle: host, file, pinned, vram
     ///
     /// More is a leak [default: 16KiB]. Without KIND, the limit is for every kind. May be repeated.

@@ -26,7 +26,8 @@ pub(crate) struct LimitArgs {
     #[arg(long, value_name = "SIZE", alias = "max-host", value_parser = short_form(Metric::Host, "--max-memory"))]
     max_memory: Option<Gate>,
     /// Most resident pages, of files too
-    #[arg(long, value_name = "SIZE", value_parser = short_form(Metric::Rss, "--max-peak-rss"))]
+    #[arg(long, value_name = "SIZE", hide_short_help = true,
+          value_parser = short_form(Metric::Rss, "--max-peak-rss"))]
     max_peak_rss: Option<Gate>,
     /// Most page-locked memory
     ///
@@ -41,7 +42,8 @@ pub(crate) struct LimitArgs {
     #[arg(long, value_name = "SIZE[@GPU]", hide_short_help = true, value_parser = vram_gate)]
     max_vram: Option<Gate>,
     /// Most time, such as 30s; mean of the runs
-    #[arg(long, value_name = "TIME", value_parser = short_form(Metric::Time, "--max-time"))]
+    #[arg(long, value_name = "TIME", hide_short_help = true,
+          value_parser = short_form(Metric::Time, "--max-time"))]
     max_time: Option<Gate>,
     /// Exit code 6 when a limit lies inside the spread of the runs
     ///

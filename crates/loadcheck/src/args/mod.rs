@@ -50,17 +50,28 @@ mod values;
 const ABOUT: &str = "loadcheck measures what loading a model checkpoint costs: memory, then time";
 
 const EXAMPLES: &str = "Examples:
-  loadcheck ./model                          what does loading this need?
-  loadcheck org/name --budget 512MiB         from the local Hugging Face cache
-  loadcheck ./model --max-memory 200MiB        a gate for CI: exit code 1 when exceeded
-  loadcheck compare ./model                  beside mapping it and reading whole files
-  loadcheck plan ./model                     the peaks, predicted from the headers
-  loadcheck exec -- python load_test.py      somebody else's loader, whole process tree
-  loadcheck fit ./model                      the smallest memory limit that works, by trying
-  loadcheck leak ./model                     load, use, unload, 30 times: does memory grow?
-  loadcheck convert ./model ./layers         one file per layer, in bounded memory
+  loadcheck ./model                            what does loading this need?
+  loadcheck org/name --window 1                from the local Hugging Face cache, one layer at a time
+  loadcheck fits ./model 8GB                   does it fit? exit code 1 if not
+  loadcheck exec python load.py ./model        why was my script killed? what does it need?
+  loadcheck compare ./model                    which way to load is best?
+  loadcheck fit ./model                        the smallest memory limit that works, by trying
+  loadcheck ./model --max-memory 2GiB          a gate for CI: exit code 1 when exceeded
+  loadcheck plan ./model --vram 24GiB          which layer fits on which GPU?
+  loadcheck leak ./model                       load, use, unload, 30 times: does memory grow?
+  loadcheck convert ./model ./layers           one file per layer, in bounded memory
+  loadcheck verify ./layers --against ./model  nothing was lost
   loadcheck synth tiny-llama /tmp/m && loadcheck /tmp/m
-                                             try it without a download";
+                                               try it without a download";
+
+/// Last lines of the short help.
+const QUESTIONS: &str = "Questions:
+  loadcheck fits ./model 8GB           does it fit?
+  loadcheck exec python load.py        why was it killed? what does it need?
+  loadcheck compare ./model            which way to load is best?
+  loadcheck ./model --max-memory 2GiB  a gate for CI
+
+`run` may be left out; its flags: loadcheck run -h. More: loadcheck --help";
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -69,7 +80,7 @@ const EXAMPLES: &str = "Examples:
     version,
     about = ABOUT,
     long_about = format!("{ABOUT}\n\n{EXAMPLES}"),
-    after_help = "`run` may be left out; its flags: loadcheck run -h. More: loadcheck --help",
+    after_help = QUESTIONS,
     after_long_help = Exit::table(),
     override_usage = "loadcheck [run] <SOURCE> [FLAGS]\n       loadcheck <COMMAND> [FLAGS]",
     subcommand_required = true,
@@ -132,9 +143,13 @@ pub(crate) enum Command {
     #[command(
         long_about = "Measures what a command costs, such as another loader: its whole process tree\n\n\
         The command's own exit code stands in the report; a command that fails makes exit code 5. With a \
-        machine-readable format its output goes to stderr.\n\n\
-        Examples:\n  loadcheck exec -- python load_test.py ./model\n  \
-        loadcheck exec --max-memory 2GiB --until-line 'server is ready' -- ./serve ./model",
+        machine-readable format its output goes to stderr. If it is killed for want of memory, the peak is what \
+        the limit allowed: `loadcheck fit --cmd` finds what the command needs.\n\n\
+        With --pid, a process that runs already is measured with all its descendants, until it ends, --for is over, or \
+        Ctrl-C. It is never signalled. Peaks before that are not in the report, but for the kernel's own mark of its RSS.\n\n\
+        Examples:\n  loadcheck exec python load_test.py ./model\n  \
+        loadcheck exec --max-memory 2GiB --until-line 'server is ready' -- ./serve ./model\n  \
+        loadcheck exec --pid 4711 --for 30s",
         after_long_help = Exit::table()
     )]
     Exec(ExecArgs),
@@ -142,7 +157,7 @@ pub(crate) enum Command {
     #[command(
         long_about = leak::LEAK_ABOUT,
         after_long_help = Exit::table(),
-        mut_arg("source", not_for_commands)
+        mut_arg("source", |source| not_for_processes(not_for_commands(source)))
     )]
     Leak(Box<LeakArgs>),
     /// Rewrites a checkpoint as one file per layer, in bounded memory
@@ -183,6 +198,11 @@ pub(crate) enum Command {
 fn not_for_commands(source: Arg) -> Arg {
     let source = source.required(false).required_unless_present("cmd");
     source.default_value_if("cmd", ArgPredicate::IsPresent, "")
+}
+
+/// A process that runs already loads nothing at our request: then SOURCE is empty.
+fn not_for_processes(source: Arg) -> Arg {
+    source.required_unless_present_any(["cmd", "pid"]).default_value_if("pid", ArgPredicate::IsPresent, "")
 }
 
 /// The presets of `synth`, for its help.
@@ -369,7 +389,8 @@ pub(crate) struct TerminalArgs {
         value_name = "HOW",
         default_value = "auto",
         hide_default_value = true,
-        hide_possible_values = true
+        hide_possible_values = true,
+        hide_short_help = true
     )]
     pub(crate) progress: ProgressArg,
     /// auto, always, never
@@ -382,7 +403,8 @@ pub(crate) struct TerminalArgs {
         value_name = "WHEN",
         default_value = "auto",
         hide_default_value = true,
-        hide_possible_values = true
+        hide_possible_values = true,
+        hide_short_help = true
     )]
     pub(crate) color: ColorArg,
     /// No progress, no hints
@@ -446,7 +468,7 @@ pub(crate) struct RunArgs {
     /// Runs before, not counted
     ///
     /// Each in a fresh process as well; they warm the page cache and nothing else.
-    #[arg(short, long, value_name = "N", default_value_t = 0, help_heading = "Measurement",
+    #[arg(short, long, value_name = "N", default_value_t = 0, help_heading = "Measurement", hide_short_help = true,
           value_parser = clap::value_parser!(u32).range(0..=10_000))]
     pub(crate) warmup: u32,
     /// Page cache before a run: cold, warm, asis
@@ -494,11 +516,19 @@ pub(crate) struct InspectArgs {
 
 /// `loadcheck exec`
 #[derive(Debug, Args)]
-#[command(override_usage = "loadcheck exec [FLAGS] [--] <COMMAND> [ARGS]...")]
+#[command(
+    override_usage = "loadcheck exec [FLAGS] [--] <COMMAND> [ARGS]...\n       loadcheck exec [FLAGS] --pid <PID>"
+)]
 pub(crate) struct ExecArgs {
     /// The command and its arguments; flags of loadcheck come before it
-    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
+    #[arg(trailing_var_arg = true, required_unless_present = "pid", value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
+    /// Measure a process that runs already, and its descendants
+    #[arg(long, value_name = "PID", help_heading = "Measurement", conflicts_with_all = ["command", "until_line"])]
+    pub(crate) pid: Option<u32>,
+    /// Stop measuring --pid after this time [default: when it ends, or at Ctrl-C]
+    #[arg(long = "for", value_name = "TIME", help_heading = "Measurement", requires = "pid", value_parser = parse_duration)]
+    pub(crate) time: Option<Duration>,
     /// Measure until a line matches, then stop it
     ///
     /// Looks at stdout and stderr of the command. A program that writes to a pipe may hold lines

@@ -7,12 +7,11 @@
 //!             when a signal comes                    when a signal comes
 //! ```
 
-use onelayer_system::small_file;
 use onelayer_system::units::to_u64;
 use std::path::{Path, PathBuf};
 
+use onelayer::LoadPlan;
 use onelayer::convert::{ConvertError, ConvertReport, PreparedConversion, WriteMode};
-use onelayer::{FloatType, LoadPlan};
 
 use crate::args::{ConvertArgs, Next};
 use crate::config::below_floor;
@@ -38,9 +37,6 @@ use crate::source::{self, Resolved};
 use super::run::verdict;
 use super::{Outcome, new_report};
 
-/// Configurations take kilobytes.
-const CONFIG_BYTES_MAX: u64 = 16 << 20;
-
 /// Converts.
 pub(crate) fn run(args: &ConvertArgs, output: &Output, terminal: &Terminal) -> Outcome {
     let report = new_report(CommandName::Convert);
@@ -64,24 +60,6 @@ pub(crate) fn run(args: &ConvertArgs, output: &Output, terminal: &Terminal) -> O
     let session =
         Session { args, terminal, interrupts, resolved, observer: Observer::new(), meter, report, problems };
     session.carry_out(options)
-}
-
-/// That `config.json` names another type than the one that weights were cast to, if it does.
-fn stale_config(target: &Path, dtype: FloatType) -> Option<String> {
-    let text = small_file::read(&target.join("config.json"), CONFIG_BYTES_MAX).ok()?;
-    let config: serde_json::Value = serde_json::from_slice(&text).ok()?;
-    let key = ["torch_dtype", "dtype"].into_iter().find(|key| config[*key].is_string())?;
-    let found = config[key].as_str()?;
-    let expected = match dtype.short_name() {
-        "bf16" => "bfloat16",
-        "f16" => "float16",
-        _ => "float32",
-    };
-    (found != expected).then(|| {
-        format!(
-            "config.json is a copy and says {key} {found}: change it to {expected} for loaders that obey it"
-        )
-    })
 }
 
 /// That the target lies below the source, if it does: a source is not changed.
@@ -262,9 +240,6 @@ impl Session<'_> {
             self.problems.extend(difference_problem(&verification));
             self.report.verification = Some(verification);
         }
-        self.report
-            .notes
-            .extend(self.args.tensors.dtype.and_then(|dtype| stale_config(&self.args.target, dtype)));
         self.report.verdict = verdict(&self.report, false);
         self.report.fail(self.problems);
         let target = self.args.target.to_string_lossy().into_owned();
@@ -403,6 +378,7 @@ fn planned(
         files,
         part_files: to_u64(prepared.own_files().len()),
         side_files: side_files.collect(),
+        describes_quantisation: prepared.describes_quantisation(),
         duplicates: duplicates.collect(),
         needed_bytes: prepared.needed_bytes(),
         free_bytes: prepared.free_bytes(),

@@ -2,18 +2,20 @@
 //! limits.
 
 use std::ffi::OsString;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use onelayer_probe::{ChildGroup, Procfs, TreeOptions, TreeSampler, TreeSummary};
 
 use rustix::process::{Pid, set_child_subreaper};
 
 use crate::args::{ExecArgs, Gate, Metric};
+use crate::attached::{Attached, AttachedEvent};
 use crate::config::bad_pattern;
 use crate::exec::{Child, Ended, LineWatch};
 use crate::limits;
 use crate::machine::{self, PressureCounters, note_missing_pressure};
 use crate::measuring::TIMELINE_ROWS;
+use crate::numbers::bytes as human_bytes;
 use crate::output::Output;
 use crate::problem::{Code, Problem};
 use crate::report::{CommandName, Exec, Outcome as RunOutcome, Place, Point, Pressure, Report, Run, Samples};
@@ -50,6 +52,9 @@ pub(crate) fn run(args: &ExecArgs, output: &Output) -> Outcome {
     if !problems.is_empty() {
         return Outcome::refused(report, problems);
     }
+    if let Some(pid) = args.pid {
+        return attach(args, pid, output, report, &gates, &context);
+    }
     let asked = Asked {
         command: &args.command,
         line,
@@ -63,6 +68,37 @@ pub(crate) fn run(args: &ExecArgs, output: &Output) -> Outcome {
         Ok(measured) => measured.judge(args, &gates, &context, report),
         Err(problem) => Outcome::refused(report, vec![problem]),
     }
+}
+
+/// Measures a process that runs already.
+fn attach(
+    args: &ExecArgs,
+    pid: u32,
+    output: &Output,
+    mut report: Report,
+    gates: &[Gate],
+    context: &SizeContext,
+) -> Outcome {
+    let interval_ms = output.timeline_ms(args.export.timeline);
+    let measured = Interrupts::listen().and_then(|interrupts| {
+        let process = Attached::find(pid)?;
+        report.exec = Some(Exec { command: process.command(), pid: Some(pid), ..Exec::default() });
+        Measured::attach(process, args.time, interval_ms, &interrupts, &mut report)
+    });
+    match measured {
+        Ok(measured) => measured.judge(args, gates, context, report),
+        Err(problem) => Outcome::refused(report, vec![problem]),
+    }
+}
+
+/// The options of a sampler that keeps enough rows for a timeline, if there is to be one.
+fn sampling(interval_ms: Option<u64>) -> TreeOptions {
+    let timeline_rows = if interval_ms.is_some() { TIMELINE_ROWS } else { TIMELINE_ROWS_MIN };
+    let mut options = TreeOptions { timeline_rows, ..TreeOptions::default() };
+    if let Some(interval_ms) = interval_ms {
+        options.interval = Duration::from_millis(interval_ms);
+    }
+    options
 }
 
 /// `1 process`, `3 processes`.
@@ -122,12 +158,8 @@ impl Measured {
         let mut child =
             Child::start(asked.command, watch, asked.stdout_is_ours, asked.reads_stdin, group.as_ref())?;
         let interval_ms = asked.interval_ms;
-        let mut options = TreeOptions { adopt_orphans: true, ..TreeOptions::default() };
-        options.timeline_rows = if interval_ms.is_some() { TIMELINE_ROWS } else { TIMELINE_ROWS_MIN };
-        options.group = group.as_ref().map(|group| group.directory().to_owned());
-        if let Some(interval_ms) = interval_ms {
-            options.interval = Duration::from_millis(interval_ms);
-        }
+        let group_directory = group.as_ref().map(|group| group.directory().to_owned());
+        let options = TreeOptions { adopt_orphans: true, group: group_directory, ..sampling(interval_ms) };
         let sampler = TreeSampler::start(child.pid(), &options)
             .map_err(|error| {
                 for metric in ["host", "rss", "file", "anon"] {
@@ -152,6 +184,47 @@ impl Measured {
             cpu_seconds: cpu_seconds.value(),
             pressure,
             awaited_line,
+            keeps_timeline: interval_ms.is_some(),
+        })
+    }
+
+    /// Measures a process that runs already until it ends, the time is up, or a signal asks to stop.
+    /// The last is the usual end: the limits decide about the exit code then too.
+    ///
+    /// # Errors
+    /// [`Code::CannotMeasure`] if its memory cannot be read.
+    fn attach(
+        process: Attached,
+        time: Option<Duration>,
+        interval_ms: Option<u64>,
+        interrupts: &Interrupts,
+        report: &mut Report,
+    ) -> Result<Self, Problem> {
+        let before = PressureCounters::now();
+        let start = Instant::now();
+        let at_start = Procfs::default().process(process.pid()).memory();
+        if let Some(bytes) = at_start.rss_peak_bytes.value() {
+            let text = human_bytes(bytes);
+            report.note(format!("its own RSS peak was {text} when measuring began, by the kernel's mark"));
+        }
+        let sampler = TreeSampler::start(process.pid(), &sampling(interval_ms)).map_err(|error| {
+            Problem::new(Code::CannotMeasure, error.to_string()).at(format!("--pid {}", process.pid()))
+        })?;
+        let event = process.wait(interrupts, time);
+        let (pressure, seconds) = (before.until_now(), start.elapsed().as_secs_f64());
+        report.exec.get_or_insert_default().has_ended = Some(event == AttachedEvent::Ended);
+        for metric in ["cgroup_bytes", "oom_kill_count"] {
+            report.missing(&format!("peak.{metric}"), "the process was not started in a group of its own");
+        }
+        Ok(Self {
+            ended: Ended { is_attached: true, ..Ended::default() },
+            summary: sampler.finish().ok(),
+            cgroup_bytes: None,
+            oom_kills: None,
+            seconds,
+            cpu_seconds: None,
+            pressure,
+            awaited_line: false,
             keeps_timeline: interval_ms.is_some(),
         })
     }
@@ -206,7 +279,7 @@ impl Measured {
     pub(super) fn run(&self) -> Run {
         let outcome = match &self.ended {
             ended if ended.interrupted.is_some() => RunOutcome::Interrupted,
-            ended if ended.line_seen => RunOutcome::Stopped,
+            ended if ended.line_seen || ended.is_attached => RunOutcome::Stopped,
             ended if ended.signal.is_some() => RunOutcome::Killed,
             ended if ended.exit_code == Some(0) => RunOutcome::Completed,
             _ => RunOutcome::Failed,
@@ -261,7 +334,7 @@ impl Measured {
         let failed = |message: String| Problem::new(Code::ChildFailed, message);
         match &self.ended {
             Ended { interrupted: Some(signal), .. } => Some(interrupted(*signal)),
-            Ended { line_seen: true, .. } => None,
+            Ended { line_seen: true, .. } | Ended { is_attached: true, .. } => None,
             Ended { signal: Some(signal), .. } => {
                 let problem = failed(format!("the command was killed by {}", name_of(*signal)));
                 Some(if self.oom_kills > Some(0) {

@@ -5,16 +5,18 @@
 //! in one process:     worker: floor, (load, use, unload, measure itself) x N   --points-->  slopes -> verdict
 //! --isolate, --cmd:   floor, (start, wait for its end, measure the machine) x N --points-->
 //! --each-line:        start, (line, measure its processes) x N, stop            --points-->
+//! --pid:              (wait, measure the processes) x N                         --points-->
 //! ```
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use onelayer_probe::SLOPE_CONFIDENCE;
 use rustix::process::{Pid, set_child_subreaper};
 
 use crate::args::{LeakArgs, POINTS_MIN};
+use crate::attached::{Attached, AttachedEvent};
 use crate::config::{LoadConfig, bad_pattern};
 use crate::entries::no_source;
 use crate::exec::{Child, Ended, Event, LineWatch, end_descendants};
@@ -57,11 +59,14 @@ pub(crate) fn run(args: &LeakArgs, output: &Output, terminal: &Terminal) -> Outc
     let sources = sources(args, &mut problems);
     let command = args.cmd.as_deref().map(|text| command(text, args.load.source.is_empty(), sources.first()));
     let command = command.transpose().map_err(|problem| problems.push(problem)).ok().flatten();
+    let attached = args.pid.map(Attached::find).transpose();
+    let attached = attached.map_err(|problem| problems.push(problem)).ok().flatten();
     let Ok(interrupts) = Interrupts::listen().map_err(|problem| problems.push(problem)) else {
         return Outcome::refused(report, problems);
     };
     report.leak = Some(Leak {
         mode: match (args.isolate, &args.cmd, &args.each_line) {
+            _ if args.pid.is_some() => LeakMode::Times,
             (true, ..) => LeakMode::Isolated,
             (_, None, _) => LeakMode::Process,
             (_, Some(_), None) => LeakMode::Command,
@@ -69,9 +74,13 @@ pub(crate) fn run(args: &LeakArgs, output: &Output, terminal: &Terminal) -> Outc
         },
         cycles: u64::from(args.cycles),
         warmup: u64::from(args.warmup),
-        command: command
-            .as_ref()
-            .map(|words| words.iter().map(|word| word.to_string_lossy().into_owned()).collect()),
+        command: match (attached, &command) {
+            (Some(process), _) => Some(process.command()),
+            (None, words) => words
+                .as_ref()
+                .map(|words| words.iter().map(|word| word.to_string_lossy().into_owned()).collect()),
+        },
+        cycle_seconds: args.pid.map(|_| args.every.as_secs_f64()),
         confidence: SLOPE_CONFIDENCE,
         ..Leak::default()
     });
@@ -93,6 +102,7 @@ pub(crate) fn run(args: &LeakArgs, output: &Output, terminal: &Terminal) -> Outc
     }
     let Some(limits) = limits else { return Outcome::refused(session.report, problems) };
     match (command, pattern) {
+        _ if attached.is_some() => attached.into_iter().for_each(|process| session.by_times(process)),
         (None, _) if args.isolate => session.isolated(),
         (None, _) => session.in_one_process(),
         (Some(words), None) => session.by_command(&words),
@@ -325,6 +335,35 @@ impl Session<'_> {
         self.give_up(remaining);
     }
 
+    /// A process that runs already; what it and its descendants hold after each span of time.
+    fn by_times(&mut self, process: Attached) {
+        let gpu = self.report.host.as_ref().and_then(|host| host.gpus.first().cloned());
+        let mut remaining = RemainingMemory::of_tree(process.pid(), gpu.as_ref());
+        self.note_remaining(&remaining);
+        let mut listed = Vec::new();
+        self.push_line(0, remaining.of_processes(), &mut listed);
+        let start = Instant::now();
+        for number in 1..=self.count() {
+            let due = self.args.every.saturating_mul(number).saturating_sub(start.elapsed());
+            match process.wait(&self.interrupts, Some(due)) {
+                AttachedEvent::TimeUp => self.push_line(number, remaining.of_processes(), &mut listed),
+                AttachedEvent::Ended => {
+                    self.report.note(format!("the process ended after {} cycles", number - 1));
+                    break;
+                }
+                AttachedEvent::Interrupted(signal) => {
+                    self.signal = Some(signal);
+                    break;
+                }
+            }
+        }
+        let is_of_processes = settle_vram(&mut self.points, &listed, u64::from(self.args.warmup));
+        remaining.note_whose_vram(is_of_processes, &mut self.report);
+        let seconds = Some(start.elapsed().as_secs_f64());
+        let outcome = if self.signal.is_some() { RunOutcome::Interrupted } else { RunOutcome::Stopped };
+        self.report.runs.push(Run { strategy: "exec".to_owned(), outcome, seconds, ..Run::default() });
+    }
+
     /// Of a command that is gone already nothing can be measured. `listed` has as many entries as
     /// there are points.
     fn push_line(&mut self, number: u32, held: Option<(Held, Option<u64>)>, listed: &mut Vec<Option<u64>>) {
@@ -341,15 +380,20 @@ impl Session<'_> {
         let group = own_group(&self.interrupts, &mut self.report);
         let gpu = self.report.host.as_ref().and_then(|host| host.gpus.first().cloned());
         let remaining = RemainingMemory::new(group, gpu.as_ref());
+        self.note_remaining(&remaining);
+        remaining
+    }
+
+    /// Notes what is not measured, or not of the processes alone.
+    fn note_remaining(&mut self, remaining: &RemainingMemory) {
         remaining.note(&mut self.report);
         let mode = self.report.leak.as_ref().map(|leak| leak.mode).unwrap_or_default();
-        if mode != LeakMode::Lines {
+        if !matches!(mode, LeakMode::Lines | LeakMode::Times) {
             remaining.note_whose_vram(false, &mut self.report);
             self.report.note(remaining.shared_note().to_owned());
             self.report.missing("slope.rss", "a process that has ended has no resident pages");
         }
         self.report.missing("slope.live", "only a load in one process has such a list");
-        remaining
     }
 
     /// Kills the processes that were left behind, and removes the group.

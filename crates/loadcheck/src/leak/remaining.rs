@@ -16,13 +16,15 @@ use onelayer_probe::{ChildGroup, GpuMemory, NvmlError, Procfs, Reason};
 
 use super::held::{CyclePoint, Held};
 use crate::args::POINTS_MIN;
-use crate::descendants::descendants;
+use crate::descendants::{descendants, tree_of};
 use crate::report::{Gpu, Report};
 
 /// Measures it.
 pub(crate) struct RemainingMemory {
     group: Option<ChildGroup>,
     gpu: Option<Result<GpuMemory, NvmlError>>,
+    /// A process that was not started here: its tree is measured instead of our descendants.
+    root: Option<u32>,
 }
 
 impl RemainingMemory {
@@ -33,7 +35,12 @@ impl RemainingMemory {
             let total_bytes = gpu.memory_total_bytes.unwrap_or(0);
             GpuMemory::open(gpu.uuid.as_deref(), gpu.pci_bus_id.as_deref(), total_bytes)
         };
-        Self { group, gpu: gpu.map(open) }
+        Self { group, gpu: gpu.map(open), root: None }
+    }
+
+    /// The same for the tree of a process that runs already.
+    pub(crate) fn of_tree(root: u32, gpu: Option<&Gpu>) -> Self {
+        Self { root: Some(root), ..Self::new(None, gpu) }
     }
 
     /// The group that all cycles run in.
@@ -60,7 +67,7 @@ impl RemainingMemory {
     /// Memory that is left after a cycle's process has ended, and how many processes it left
     /// behind.
     pub(crate) fn after_end(&self) -> (Held, usize) {
-        let processes = OfProcesses::now();
+        let processes = OfProcesses::of(&started_here());
         let own_bytes = processes
             .held
             .host_bytes
@@ -74,7 +81,7 @@ impl RemainingMemory {
     /// Memory of a command's processes, with the whole device's memory; and their own part of
     /// that, if the driver lists any of them. `None` if none lives any more.
     pub(crate) fn of_processes(&mut self) -> Option<(Held, Option<u64>)> {
-        let processes = OfProcesses::now();
+        let processes = OfProcesses::of(&self.root.map_or_else(started_here, tree_of));
         if processes.pids.is_empty() {
             return None;
         }
@@ -109,7 +116,12 @@ impl RemainingMemory {
     }
 }
 
-/// The memory of the living processes that this program has started.
+/// The living processes that this program has started.
+fn started_here() -> Vec<u32> {
+    descendants().iter().filter_map(|pid| u32::try_from(pid.as_raw_nonzero().get()).ok()).collect()
+}
+
+/// The memory of living processes.
 struct OfProcesses {
     /// The sum. A page counts once for each process that maps it.
     held: Held,
@@ -119,8 +131,8 @@ struct OfProcesses {
 }
 
 impl OfProcesses {
-    /// Reads it now.
-    fn now() -> Self {
+    /// Reads it now. A process that has ended meanwhile does not count.
+    fn of(pids: &[u32]) -> Self {
         let procfs = Procfs::default();
         let none = Some(0);
         let nothing = Held {
@@ -131,8 +143,7 @@ impl OfProcesses {
             ..Held::default()
         };
         let mut found = Self { held: nothing, shared_bytes: none, pids: Vec::new() };
-        for pid in descendants() {
-            let Ok(pid) = u32::try_from(pid.as_raw_nonzero().get()) else { continue };
+        for &pid in pids {
             let memory = procfs.process(pid).memory();
             if memory.rss_bytes.reason() == Some(Reason::ProcessEnded) {
                 continue;

@@ -184,7 +184,9 @@ fn add_result(convert: &Convert, result: &Converted, document: &mut Document) {
 fn readers(convert: &Convert, result: &Converted) -> &'static str {
     let is_quantised = !result.quantised.is_empty()
         || convert.params.options.iter().any(|option| option.contains("quantise"));
-    if is_quantised {
+    if is_quantised && convert.describes_quantisation {
+        "opens in what reads compressed-tensors (transformers with that package, vLLM), and in onelayer"
+    } else if is_quantised {
         "quantised weights and scales for onelayer's loaders (Rust, Python, C); others would take them for plain weights"
     } else {
         "opens in any loader that reads safetensors files and the standard index"

@@ -1,6 +1,6 @@
 //! `run` and `exec`: peaks of memory, time, and how the run ended.
 
-use super::document::{Align, Document, Part, Table, Text, View, name};
+use super::document::{Align, Document, Part, Table, Text, View, fact, name};
 use super::facts;
 use super::terminal::Role;
 use crate::numbers::{bytes, container, growth, mean, rate, seconds};
@@ -18,6 +18,7 @@ pub(super) fn document(report: &Report, view: View) -> Document {
     document.extend(report.source.as_ref().map(|source| facts::source(source, view)));
     if let Some(exec) = &report.exec {
         document.fact("command", name(exec.command.join(" ")));
+        document.extend(exec.pid.map(|pid| fact("process", pid.to_string())));
         document.fact("ended", how_it_ended(exec));
     }
     if view.shows_how() {
@@ -39,7 +40,8 @@ pub(super) fn document(report: &Report, view: View) -> Document {
     document.extend(facts::not_measured(report, view));
     let partial = facts::partial(report);
     let peak = worst(&report.runs, |run| run.peak.host_bytes).and_then(|run| run.peak.host_bytes);
-    if let Some(peak) = peak.filter(|_| partial.is_none()) {
+    let is_whole = report.exec.as_ref().is_none_or(|exec| exec.pid.is_none());
+    if let Some(peak) = peak.filter(|_| partial.is_none() && is_whole) {
         let (request, limit) = container(peak);
         document.line(format!("Container: request {request}, limit {limit}."));
     }
@@ -49,6 +51,13 @@ pub(super) fn document(report: &Report, view: View) -> Document {
 
 fn how_it_ended(exec: &Exec) -> String {
     let mut text = match (exec.exit_code, exec.signal, exec.line_seen) {
+        _ if exec.pid.is_some() => {
+            if exec.has_ended == Some(true) {
+                "by itself".to_owned()
+            } else {
+                "it still runs".to_owned()
+            }
+        }
         (_, _, Some(true)) => "stopped by loadcheck: the line was seen".to_owned(),
         (Some(code), ..) => format!("exit code {code}"),
         (None, Some(signal), _) => format!("killed by signal {signal}"),

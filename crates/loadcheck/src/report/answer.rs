@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Answer {
-    /// For programs.
+    /// The finding in one word, for programs.
     pub(crate) outcome: Finding,
-    /// For people.
+    /// The finding in one sentence, for people.
     pub(crate) sentence: String,
 }
 

@@ -26,6 +26,9 @@ pub(crate) struct Convert {
     pub(crate) part_files: u64,
     /// Other files that are copied.
     pub(crate) side_files: Vec<SideFile>,
+    /// `config.json` describes the quantised weights to compressed-tensors.
+    #[serde(default)]
+    pub(crate) describes_quantisation: bool,
     /// Tied weights that are not written.
     pub(crate) duplicates: Vec<Duplicate>,
     /// Bytes that were left to write when it started.
@@ -191,7 +194,7 @@ pub(crate) struct Converted {
 pub(crate) struct ReadFallback {
     /// The file.
     pub(crate) file: String,
-    /// The requested state.
+    /// The way that was requested.
     pub(crate) from: String,
     /// The way it was read.
     pub(crate) to: String,

@@ -18,6 +18,9 @@ pub(crate) struct Leak {
     pub(crate) loads: Vec<CycledLoad>,
     /// The words of the command; `null` if this program loads.
     pub(crate) command: Option<Vec<String>>,
+    /// Length of a cycle of a process that runs already; `null` for cycles of their own length.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cycle_seconds: Option<f64>,
     /// Confidence level of `low` and `high` of every slope.
     pub(crate) confidence: f64,
     /// The growth of each kind of memory.
@@ -42,6 +45,9 @@ pub(crate) enum LeakMode {
     /// Each is a line of the command's output: the memory of its processes at that time is
     /// measured.
     Lines,
+    /// Each is a span of time: the memory of a process that runs already, and of its descendants,
+    /// is measured at its end.
+    Times,
 }
 
 /// One load of each cycle.

@@ -50,7 +50,7 @@ pub(crate) struct Report {
     pub(crate) schema: String,
     /// The program that wrote it.
     pub(crate) tool: Tool,
-    /// The requested state.
+    /// The command that wrote it.
     pub(crate) command: CommandName,
     /// The outcome.
     pub(crate) verdict: Verdict,
@@ -375,6 +375,12 @@ pub(crate) struct MemoryTerm {
 pub(crate) struct Exec {
     /// The command and its arguments.
     pub(crate) command: Vec<String>,
+    /// The process that was measured while it ran; `null` for a command that was started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) pid: Option<u32>,
+    /// Whether that process has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) has_ended: Option<bool>,
     /// Its exit code; `null` if a signal ended it.
     pub(crate) exit_code: Option<i32>,
     /// The signal that ended it.

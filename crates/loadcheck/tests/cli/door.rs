@@ -245,13 +245,20 @@ fn files_of_the_cache_are_checked_by_their_names() {
 }
 
 #[test]
-fn a_cast_says_what_the_configuration_still_claims() {
+fn a_cast_changes_the_type_in_the_configuration() {
     let place = model();
-    fs::write(place.path().join("model/config.json"), r#"{"torch_dtype": "float32"}"#).unwrap();
+    let config = r#"{"torch_dtype": "float32",
+        "eps": 1e-05, "text_config": {"dtype":"float16"}, "other": {"dtype": "float16"}}"#;
+    fs::write(place.path().join("model/config.json"), config).unwrap();
     let text = stdout(&run(place.path(), "convert model out --dtype bf16"));
-    assert!(text.contains("says torch_dtype float32: change it to bfloat16"), "{text}");
-    let text = stdout(&run(place.path(), "convert model out2 --dtype f32"));
+    assert!(text.contains("torch_dtype was float32 and is bfloat16 now"), "{text}");
+    let written = fs::read_to_string(place.path().join("out/config.json")).unwrap();
+    let expected = config.replace("float32", "bfloat16").replacen("float16\"}", "bfloat16\"}", 1);
+    assert_eq!(written, expected, "nothing else changes");
+    assert_code(&run(place.path(), "verify out --against model"), 0);
+    let text = stdout(&run(place.path(), "convert model out2"));
     assert!(!text.contains("torch_dtype"), "{text}");
+    assert_eq!(fs::read_to_string(place.path().join("out2/config.json")).unwrap(), config);
 }
 
 #[test]
@@ -262,6 +269,20 @@ fn what_a_conversion_claims_is_so() {
     assert!(plain.contains("opens in any loader"), "{plain}");
     let small = stdout(&run(place.path(), &format!("convert {llama} small --quantize int4")));
     assert!(!small.contains("opens in any loader") && small.contains("for onelayer's loaders"), "{small}");
+    let known = stdout(&run(place.path(), &format!("convert {llama} known --quantize int8 --dtype f16")));
+    assert!(known.contains("opens in what reads compressed-tensors"), "{known}");
+    let text = fs::read_to_string(place.path().join("known/config.json")).unwrap();
+    let config: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(config["dtype"], "float16", "{text}");
+    let quantisation = &config["quantization_config"];
+    assert_eq!(quantisation["format"], "int-quantized", "{text}");
+    let ignored = ["cls.predictions.decoder", "embed_out", "lm_head", "model.embed_tokens"];
+    assert_eq!(quantisation["ignore"], serde_json::json!(ignored), "{text}");
+    assert_code(&run(place.path(), &format!("verify known --against {llama}")), 0);
+    // A matrix stored as [in, out] has its scales on the wrong side for that reader.
+    let gpt2 = fixture("gpt2").display().to_string();
+    let turned = stdout(&run(place.path(), &format!("convert {gpt2} turned --quantize int8")));
+    assert!(turned.contains("for onelayer's loaders"), "{turned}");
 }
 
 #[test]

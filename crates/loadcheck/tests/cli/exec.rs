@@ -257,3 +257,45 @@ fn a_command_that_is_run_again_and_again_reads_nothing() {
         assert_eq!(log, expected, "{words:?}");
     }
 }
+
+/// A process that runs already is measured for a time and left alone; its end ends the measuring.
+#[test]
+fn a_process_that_runs_already_is_measured_and_left_alone() {
+    let place = tempfile::tempdir().unwrap();
+    let mut server = Command::new("sh")
+        .args(["-c", &format!("{}; : > ready; read line; exit 0", holding(30))])
+        .current_dir(place.path())
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    eventually("its memory", || place.path().join("ready").exists().then_some(()));
+    let pid = server.id().to_string();
+    let attached = |flags: &[&str]| {
+        loadcheck(place.path()).args(["exec", "--pid", &pid, "--json"]).args(flags).output().unwrap()
+    };
+    let output = attached(&["--for", "300ms", "--max-memory", "10MiB"]);
+    assert_code(&output, 1);
+    let report = json(&output);
+    assert!(report["runs"][0]["peak"]["host_bytes"].as_u64().unwrap() >= 30 * MIB, "{report}");
+    assert_eq!(
+        (report["runs"][0]["outcome"].as_str(), &report["exec"]["has_ended"]),
+        (Some("stopped"), &false.into())
+    );
+    assert!(report["exec"]["command"][0].as_str().unwrap().contains("sh"), "{report}");
+    assert!(is_alive(server.id()), "it is never ended by us");
+
+    let ends = std::thread::spawn({
+        let stdin = server.stdin.take();
+        move || {
+            std::thread::sleep(Duration::from_millis(300));
+            drop(stdin);
+            server.wait().unwrap()
+        }
+    });
+    let report = json(&attached(&[]));
+    assert_eq!(report["exec"]["has_ended"], true, "{report}");
+    assert!(ends.join().unwrap().success());
+    let output = attached(&[]);
+    assert_code(&output, 2);
+    assert!(stderr(&output).contains("there is no such process"), "{}", stderr(&output));
+}

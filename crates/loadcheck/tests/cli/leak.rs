@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use crate::support::{assert_code, json, loadcheck, run, stderr, stdout, workplace};
+use crate::support::{assert_code, children, eventually, json, loadcheck, run, stderr, stdout, workplace};
 use onelayer_testing::skipped;
 use onelayer_testing::{TestTensor, write_file};
 use serde_json::Value;
@@ -283,4 +283,28 @@ fn cycles_that_fail_keep_what_was_measured() {
     let report = json(&output);
     assert_eq!((&report["leak"]["counted"], &report["error"]["place"]), (&11.into(), &"cycle 12".into()));
     assert_eq!(slope(&report, "host")["points_bytes"].as_array().unwrap().len(), 11);
+}
+
+/// The growth of a process that runs already is found, and so is that of its children.
+#[test]
+fn a_process_that_runs_already_is_measured_at_fixed_times() {
+    let place = tempfile::tempdir().unwrap();
+    let grows = "import time\nheld = []\nwhile True:\n    held.append(bytearray(b'x' * 300_000))\n    time.sleep(0.02)";
+    let mut parent = Command::new("sh").args(["-c", "python3 -c \"$0\" & wait", grows]).spawn().unwrap();
+    let child = eventually("its child", || children(parent.id()).first().copied());
+    let pid = parent.id().to_string();
+    let output = leak(place.path(), &["--pid", &pid, "--every", "100ms", "--cycles", "12"]);
+    for id in [child, parent.id()] {
+        let _ = Command::new("kill").arg(id.to_string()).status();
+    }
+    parent.wait().unwrap();
+    assert_code(&output, 1);
+    let report = json(&output);
+    assert_eq!(
+        (report["leak"]["mode"].as_str(), report["leak"]["cycle_seconds"].as_f64()),
+        (Some("times"), Some(0.1))
+    );
+    assert!(leaks(&report).contains(&"host"), "{report}");
+    let sentence = report["answer"]["sentence"].as_str().unwrap();
+    assert!(sentence.contains("out of memory after about"), "{sentence}");
 }

@@ -15,13 +15,13 @@ mod fit;
 mod gpu_check;
 mod hints;
 mod leak;
+mod manual;
 mod output;
 mod passes;
 mod peers;
 mod place;
 mod places;
 mod ranks;
-mod readme;
 mod sources;
 #[path = "../support/mod.rs"]
 mod support;

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod api;
+mod links;
 mod order;
 mod shared_build;
 mod sizes;

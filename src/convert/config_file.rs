@@ -1,0 +1,218 @@
+//! `config.json` of weights whose types change: it names the new types, and describes quantised
+//! weights to a public reader that knows them. The rest of the file stays, byte by byte.
+//!
+//! The reader is compressed-tensors (through transformers, vLLM and others): its formats
+//! `int-quantized` and `float-quantized` with one scale for each row are `int8` and `fp8` of ours,
+//! names included. No public reader knows how `int4` is packed here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use super::Conversion;
+use super::file_plan::FilePlan;
+use super::layout::Component;
+use super::side_files::SideFile;
+use crate::plan::Quantisation;
+use onelayer_system::{FloatType, small_file};
+
+/// The name of a model's configuration in the Hugging Face layout.
+const NAME: &str = "config.json";
+/// The key that describes quantised weights.
+const QUANTISATION: &str = "quantization_config";
+/// Longest configuration in bytes that is looked into.
+const BYTES_MAX: u64 = 4 << 20;
+/// Heads that share the weight of the embedding in many models: no file has a tensor of theirs.
+const TIED_HEADS: [&str; 3] = ["cls.predictions.decoder", "embed_out", "lm_head"];
+/// Most modules that a description leaves out by name.
+const IGNORED_MAX: usize = 10_000;
+
+/// What was changed in the configurations of a conversion.
+#[derive(Debug, Default)]
+pub(super) struct ConfigChanges {
+    /// A sentence for each change.
+    pub(super) notes: Vec<String>,
+    /// Every component with quantised weights is described.
+    pub(super) is_described: bool,
+}
+
+/// Replaces the contents of those configurations among `side_files` that have to change.
+pub(super) fn change(settings: &Conversion, files: &FilePlan, side_files: &mut [SideFile]) -> ConfigChanges {
+    let mut changes = ConfigChanges::default();
+    let dtype = settings.options.dtype;
+    if dtype.is_none() && settings.options.quantise.is_none() {
+        return changes;
+    }
+    let mut is_described = settings.options.quantise.is_some();
+    for component in &files.layout.components {
+        let description = Description::new(files, component);
+        let name = format!("{}{NAME}", component.prefix);
+        let changed = side_files
+            .iter_mut()
+            .find(|file| file.name == name)
+            .and_then(|file| Config::read(&file.path).map(|config| (file, config)))
+            .map(|(file, mut config)| {
+                config.set_dtype(dtype, &name, &mut changes.notes);
+                let known = config.describe(&description, &name, &mut changes.notes);
+                file.set_contents(config.text);
+                known
+            });
+        is_described &= changed.unwrap_or(description == Description::NotQuantised);
+    }
+    changes.is_described = is_described;
+    changes
+}
+
+/// How the weights of a component are described to their reader.
+#[derive(Debug, PartialEq)]
+enum Description {
+    /// Nothing is quantised.
+    NotQuantised,
+    /// No public reader takes such weights.
+    NoReader,
+    /// The value of `quantization_config`.
+    CompressedTensors(Value),
+}
+
+impl Description {
+    /// That of the quantised weights of `component`.
+    fn new(files: &FilePlan, component: &Component) -> Self {
+        let mut form = None;
+        let mut ignored = BTreeSet::from(TIED_HEADS);
+        for file in &files.layout.files[component.files.clone()] {
+            for &id in files.layout.tensors(file) {
+                let entry = files.checkpoint.tensor(id);
+                let name = entry.name.strip_prefix(&*component.prefix).unwrap_or(entry.name);
+                let module = name.strip_suffix(".weight");
+                match (files.quantisation(id), module) {
+                    (None, Some(module)) if entry.shape.len() == 2 => drop(ignored.insert(module)),
+                    (None, _) => {}
+                    (Some(to), Some(module)) if is_linear(files, entry.name, entry.shape) => {
+                        form = Some(to);
+                        ignored.remove(module);
+                    }
+                    (Some(_), _) => return Self::NoReader,
+                }
+            }
+        }
+        let Some(form) = form else { return Self::NotQuantised };
+        let (format, kind) = match form {
+            Quantisation::Int8 => ("int-quantized", "int"),
+            Quantisation::Fp8 => ("float-quantized", "float"),
+            _ => return Self::NoReader,
+        };
+        if ignored.len() > IGNORED_MAX {
+            return Self::NoReader;
+        }
+        Self::CompressedTensors(json!({
+            "quant_method": "compressed-tensors",
+            "quantization_status": "compressed",
+            "format": format,
+            "config_groups": {"group_0": {
+                "targets": ["Linear"],
+                "format": format,
+                "weights": {
+                    "num_bits": 8,
+                    "type": kind,
+                    "symmetric": true,
+                    "strategy": "channel",
+                    "dynamic": false,
+                },
+            }},
+            "ignore": ignored,
+        }))
+    }
+}
+
+/// True unless the weight is stored as `[in, out]` or is no matrix: the reader scales rows of
+/// `[out, in]`. A bias, where there is one, has as many elements as there are outputs.
+fn is_linear(files: &FilePlan, weight: &str, shape: &[u64]) -> bool {
+    let bias = weight.strip_suffix("weight").map(|module| format!("{module}bias"));
+    let bias = bias.and_then(|bias| files.checkpoint.find(&bias));
+    shape.len() == 2 && bias.is_none_or(|bias| bias.shape == [shape[0]])
+}
+
+/// A configuration that is being changed.
+struct Config {
+    text: String,
+}
+
+impl Config {
+    /// The configuration at `path`; `None` if it is no JSON object of a sensible size. Then it is
+    /// copied as it is.
+    fn read(path: &Path) -> Option<Self> {
+        let text = String::from_utf8(small_file::read(path, BYTES_MAX).ok()?).ok()?;
+        members(&text)?;
+        Some(Self { text })
+    }
+
+    /// Makes every dtype of floats the one that weights were cast to.
+    fn set_dtype(&mut self, dtype: Option<FloatType>, name: &str, notes: &mut Vec<String>) {
+        let Some(to) = dtype.map(config_name) else { return };
+        let mut places = Vec::new();
+        for (key, value) in members(&self.text).unwrap_or_default() {
+            let parts = members(value.get()).filter(|_| key.ends_with("_config") && key != QUANTISATION);
+            places.extend(parts.unwrap_or_default());
+            places.push((key, value));
+        }
+        places.retain(|(key, value)| is_dtype(key, value));
+        let mut edits: Vec<(usize, usize, String)> = places
+            .into_iter()
+            .map(|(key, value)| (start_of(&self.text, value.get()), value.get().len(), key))
+            .filter(|&(start, len, _)| self.text[start..start + len] != format!("\"{to}\""))
+            .collect();
+        // From the end, so that places in front keep their offsets.
+        edits.sort_unstable_by(|left, right| right.cmp(left));
+        for (start, len, key) in &edits {
+            let was = self.text[*start..start + len].trim_matches('"').to_owned();
+            notes.push(format!("{name}: {key} was {was} and is {to} now, like the weights"));
+            self.text.replace_range(*start..start + len, &format!("\"{to}\""));
+        }
+    }
+
+    /// Adds the description of quantised weights. True if they are described, or there are none.
+    fn describe(&mut self, description: &Description, name: &str, notes: &mut Vec<String>) -> bool {
+        let value = match description {
+            Description::NotQuantised => return true,
+            Description::NoReader => return false,
+            Description::CompressedTensors(value) => value,
+        };
+        let has_key = |wanted: &str| members(&self.text).is_some_and(|found| found.contains_key(wanted));
+        if has_key(QUANTISATION) || !has_key("model_type") {
+            return false;
+        }
+        let Some(end) = self.text.rfind('}') else { return false };
+        let pretty = serde_json::to_string_pretty(value).unwrap_or_default().replace('\n', "\n  ");
+        let kept = self.text[..end].trim_end().len();
+        self.text.replace_range(kept..end, &format!(",\n  \"{QUANTISATION}\": {pretty}\n"));
+        notes.push(format!("{name}: {QUANTISATION} was added, for compressed-tensors"));
+        true
+    }
+}
+
+/// The members of a JSON object, as they are written; `None` for anything else.
+fn members(text: &str) -> Option<BTreeMap<String, &RawValue>> {
+    serde_json::from_str(text).ok()
+}
+
+/// Where in `text` one of its parts begins.
+fn start_of(text: &str, part: &str) -> usize {
+    part.as_ptr().addr() - text.as_ptr().addr()
+}
+
+/// True for the type of a model's floats: older releases of transformers call it `torch_dtype`.
+fn is_dtype(key: &str, value: &RawValue) -> bool {
+    let floats = ["\"float64\"", "\"float32\"", "\"float16\"", "\"bfloat16\""];
+    matches!(key, "dtype" | "torch_dtype") && floats.contains(&value.get())
+}
+
+/// The name of a type in configurations, which is torch's.
+fn config_name(dtype: FloatType) -> &'static str {
+    match dtype {
+        FloatType::F32 => "float32",
+        FloatType::F16 => "float16",
+        FloatType::Bf16 => "bfloat16",
+    }
+}
