@@ -1,5 +1,7 @@
 //! The answer of each command in one sentence, from its report.
 
+mod changed;
+
 use crate::numbers::{bytes, container, count, limit_bytes, ratio, seconds, stated};
 use crate::report::{
     Answer, CommandName, Compared, Convert, Finding, Fitted, Leak, LimitOf, Placement, Report, Room,
@@ -22,6 +24,7 @@ pub(crate) fn answer(report: &Report) -> Option<Answer> {
         CommandName::Convert => converted(report, report.convert.as_ref()?),
         CommandName::Verify => verified(report)?,
         CommandName::Doctor => (Finding::Ok, examined(report)),
+        CommandName::Report => (Finding::Ok, changed::changed(report.changes.as_ref()?)),
         CommandName::Synth | CommandName::Unknown => return None,
     };
     Some(Answer { outcome, sentence })

@@ -78,6 +78,11 @@ impl Session {
         point(&self.sampler.snapshot().memory)
     }
 
+    /// The process's counters since the baseline.
+    pub(crate) fn activity(&self) -> Activity {
+        Procfs::default().myself().activity().since(&self.sampler.baseline().activity)
+    }
+
     /// A moment of the load, at a layer.
     pub(crate) fn place(&self, layer: &str) -> Place {
         Place { layer: Some(layer.to_owned()), tensor: None, seconds: self.start.elapsed().as_secs_f64() }
@@ -86,7 +91,7 @@ impl Session {
     /// Everything is loaded. `vram_bytes` measures the device.
     pub(crate) fn loaded(&self, vram_bytes: impl FnOnce() -> Option<u64>) -> AfterLoad {
         let elapsed = self.start.elapsed();
-        let activity = Procfs::default().myself().activity().since(&self.sampler.baseline().activity);
+        let activity = self.activity();
         self.sampler.marker().sample();
         let vram_bytes = vram_bytes();
         AfterLoad { elapsed, activity, point: Point { vram_bytes, ..self.now() } }

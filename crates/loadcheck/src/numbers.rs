@@ -65,6 +65,14 @@ pub(crate) fn seconds(value: f64) -> String {
     }
 }
 
+/// `+17 %`, `-44 %`, `2.3x`: a new value divided by the old one.
+pub(crate) fn ratio_change(ratio: f64) -> String {
+    match ratio {
+        more if more >= 2.0 => self::ratio(more),
+        other => format!("{:+.0} %", 100.0 * (other - 1.0)).replace("-0 %", "+0 %"),
+    }
+}
+
 /// `52 %`, of a share from 0 to 1.
 pub(crate) fn percent(share: f64) -> String {
     format!("{:.0} %", 100.0 * share)
@@ -86,7 +94,8 @@ pub(crate) fn rate(moved_bytes: u64, seconds: f64) -> Option<String> {
 pub(crate) fn container(peak_bytes: u64) -> (String, String) {
     let steps = |bytes: u64| bytes.div_ceil(64 * MIB).max(1).saturating_mul(64);
     let request = steps(peak_bytes);
-    let limit = steps((request * MIB).saturating_add(request * MIB / 4));
+    let request_bytes = request.saturating_mul(MIB);
+    let limit = steps(request_bytes.saturating_add(request_bytes / 4));
     (format!("{request}Mi"), format!("{limit}Mi"))
 }
 

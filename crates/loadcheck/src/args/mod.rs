@@ -170,8 +170,8 @@ pub(crate) enum Command {
     /// Checks a checkpoint: headers, index, and hashes by its manifest
     #[command(long_about = convert::VERIFY_ABOUT, after_long_help = Exit::table())]
     Verify(VerifyArgs),
-    /// Renders a saved report again; loads nothing
-    #[command(long_about = picture::REPORT_ABOUT, after_long_help = Exit::table())]
+    /// Renders a saved report, or compares two; loads nothing
+    #[command(alias = "diff", long_about = picture::REPORT_ABOUT, after_long_help = Exit::table())]
     Report(ReportArgs),
     /// Shows what can be measured and used here
     #[command(long_about = fit::DOCTOR_ABOUT, after_long_help = Exit::table())]

@@ -1,8 +1,13 @@
-//! `loadcheck report`: renders a saved report again. Measures nothing, loads nothing.
+//! `loadcheck report`: renders a saved report again, or says what changed between two. Measures
+//! nothing, loads nothing.
+
+use std::path::Path;
 
 use serde::Deserialize;
 
+use crate::answers::answer;
 use crate::args::ReportArgs;
+use crate::compare::changes;
 use crate::exit::Exit;
 use crate::output::terminal::Terminal;
 use crate::output::{Output, json, print_problems, to_stdout};
@@ -16,11 +21,11 @@ const FILE_BYTES_MAX: u64 = 512 << 20;
 /// Renders. What the report says about its run is no failure of this command.
 pub(crate) fn run(args: &ReportArgs, output: &Output, terminal: &Terminal) -> Exit {
     let mut problems = output.check();
-    let read = read(args).and_then(|report| match refusal(&report, output) {
-        Some(problem) => Err(problem.at(args.file.display().to_string())),
-        None => Ok(report),
-    });
-    match read {
+    let rendered = match &args.later {
+        Some(later) => both(&args.file, later, output),
+        None => one(&args.file, output),
+    };
+    match rendered {
         Ok(report) if problems.is_empty() => problems = output.write(&report, terminal),
         Ok(_) => {}
         Err(problem) => problems.push(problem),
@@ -36,15 +41,33 @@ pub(crate) fn run(args: &ReportArgs, output: &Output, terminal: &Terminal) -> Ex
     exit
 }
 
+/// The report of a file. One without an answer was written by an earlier version.
+fn one(file: &Path, output: &Output) -> Result<Report, Problem> {
+    let mut report = read(file)?;
+    if let Some(problem) = refusal(&report, output) {
+        return Err(problem.at(file.display().to_string()));
+    }
+    report.answer = report.answer.take().or_else(|| answer(&report));
+    Ok(report)
+}
+
+/// What changed from one file to the other.
+fn both(before: &Path, after: &Path, output: &Output) -> Result<Report, Problem> {
+    let names = [before, after].map(|file| file.display().to_string());
+    let mut report = changes(one(before, output)?, one(after, output)?, names)?;
+    report.answer = answer(&report);
+    Ok(report)
+}
+
 /// The part of a document that says what the rest is.
 #[derive(Deserialize)]
 struct Head {
     schema: String,
 }
 
-fn read(args: &ReportArgs) -> Result<Report, Problem> {
-    let at = |problem: Problem| problem.at(args.file.display().to_string());
-    let text = small_file::read(&args.file, FILE_BYTES_MAX).map_err(|error| {
+fn read(file: &Path) -> Result<Report, Problem> {
+    let at = |problem: Problem| problem.at(file.display().to_string());
+    let text = small_file::read(file, FILE_BYTES_MAX).map_err(|error| {
         let code = match &error {
             small_file::SmallFileError::Io(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 Code::SourceMissing
@@ -73,7 +96,7 @@ fn refusal(report: &Report, output: &Output) -> Option<Problem> {
             format!("reports of `{}` are not rendered again", report.command.name()),
             "they read headers only: run the command again",
         ),
-        CommandName::Run | CommandName::Compare | CommandName::Exec => {
+        CommandName::Run | CommandName::Compare | CommandName::Exec | CommandName::Report => {
             let has_curve = report
                 .runs
                 .iter()

@@ -9,8 +9,8 @@ use super::escape::escape;
 use super::facts::as_typed;
 use crate::listing::Layer;
 use crate::report::{
-    Check, CommandName, Compared, ConvertFile, Difference, Fitted, KindSlope, Params, Report, Room, Run,
-    Synth, Try,
+    Change, Check, CommandName, Compared, ConvertFile, Difference, Fitted, KindSlope, Params, Report, Room,
+    Run, Synth, Try,
 };
 
 /// A row: the name of each column, and its cell.
@@ -18,7 +18,8 @@ type Row<const N: usize> = [(&'static str, String); N];
 
 /// Writes a row for each run (`run`, `exec`), row of a comparison, layer (`plan`, `inspect`),
 /// answer (`fits`), checkpoint (`synth`), file (`convert`), difference (`verify`), try (`fit`),
-/// slope (`leak`) or check (`doctor`). An empty cell is "not measured".
+/// slope (`leak`), check (`doctor`) or metric (`report` with two files). An empty cell is "not
+/// measured".
 pub(super) fn write(report: &Report, to: &mut dyn Write) -> io::Result<()> {
     match report.command {
         CommandName::Run | CommandName::Exec => write_rows(to, report.runs.iter().enumerate().map(run)),
@@ -38,6 +39,9 @@ pub(super) fn write(report: &Report, to: &mut dyn Write) -> io::Result<()> {
         }
         CommandName::Leak => write_rows(to, report.leak.iter().flat_map(|leak| &leak.slopes).map(slope)),
         CommandName::Doctor => write_rows(to, report.doctor.iter().map(check)),
+        CommandName::Report => {
+            write_rows(to, report.changes.iter().flat_map(|changes| &changes.metrics).map(change))
+        }
         CommandName::Unknown => Ok(()),
     }
 }
@@ -65,6 +69,19 @@ fn cell(value: impl Serialize) -> String {
 /// Quotes as RFC 4180 asks.
 fn quoted(cell: String) -> String {
     if cell.contains([',', '"', '\n', '\r']) { format!("\"{}\"", cell.replace('"', "\"\"")) } else { cell }
+}
+
+fn change(change: &Change) -> Row<8> {
+    [
+        ("strategy", cell(&change.strategy)),
+        ("metric", cell(&change.metric)),
+        ("before_bytes", cell(change.before_bytes)),
+        ("after_bytes", cell(change.after_bytes)),
+        ("before_seconds", cell(change.before_seconds)),
+        ("after_seconds", cell(change.after_seconds)),
+        ("before_bytes_per_second", cell(change.before_bytes_per_second)),
+        ("after_bytes_per_second", cell(change.after_bytes_per_second)),
+    ]
 }
 
 fn room(room: &Room) -> Row<4> {

@@ -62,7 +62,8 @@ struct Line<'a, T> {
 
 /// Writes one object a line, each with `schema` and `type`: `run`, `comparison`, `limit`, `hash`,
 /// `layer`, `plan`, `synth`, `convert`, `verification`, `fit` (one for each loader), `slope`,
-/// `check`, and last `summary`, which has the verdict and any error.
+/// `change` and `setting` (of two reports), `check`, and last `summary`, which has the verdict and
+/// any error.
 pub(super) fn write_lines(report: &Report, to: &mut dyn Write) -> io::Result<()> {
     fn each<T: Serialize>(
         report: &Report,
@@ -88,6 +89,8 @@ pub(super) fn write_lines(report: &Report, to: &mut dyn Write) -> io::Result<()>
     each(report, to, "fit", report.fit.iter().flat_map(|fit| &fit.loaders))?;
     let slopes: Option<&[KindSlope]> = report.leak.as_ref().map(|leak| leak.slopes.as_slice());
     each(report, to, "slope", slopes.into_iter().flatten())?;
+    each(report, to, "change", report.changes.iter().flat_map(|changes| &changes.metrics))?;
+    each(report, to, "setting", report.changes.iter().flat_map(|changes| &changes.settings))?;
     each(report, to, "check", &report.doctor)?;
     let summary = json!({
         "tool": report.tool, "command": report.command, "verdict": report.verdict, "answer": report.answer, "error": report.error,

@@ -21,6 +21,7 @@ use crate::args::{ExportArgs, FormatArg, OutputArgs, PictureArgs};
 use crate::problem::{Code, Problem};
 use crate::report::{CommandName, Report};
 
+mod changed;
 mod compared;
 mod converted;
 mod csv;
@@ -156,6 +157,7 @@ fn document(report: &Report, view: View) -> Document {
         CommandName::Fit => fitted::document(report, view),
         CommandName::Leak => leaked::document(report, view),
         CommandName::Doctor => examined::document(report, view),
+        CommandName::Report => changed::document(report, view),
         CommandName::Unknown => Document::default(),
     };
     if document.is_empty() && view.is_page {

@@ -8,6 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::answer::{Alternative, Answer, Finding, LimitOf, Room};
+pub(crate) use self::changes::{Change, ChangedSetting, Changes};
 pub(crate) use self::compare::{Compared, ComparedPeak, Spread};
 pub(crate) use self::convert::{
     Convert, ConvertFile, ConvertMemory, ConvertParams, Converted, Difference, Duplicate, Estimate,
@@ -27,6 +28,7 @@ use crate::listing::Listing;
 use crate::problem::Problem;
 
 mod answer;
+mod changes;
 mod compare;
 mod convert;
 mod doctor;
@@ -65,7 +67,7 @@ pub(crate) struct Report {
     pub(crate) host: Option<Host>,
     /// The checkpoint.
     pub(crate) source: Option<Source>,
-    /// One entry for each measured run.
+    /// One entry for each measured run. `report` with two files: two for each row, see `changes`.
     pub(crate) runs: Vec<Run>,
     /// `compare`: a row for each way of loading.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -97,6 +99,9 @@ pub(crate) struct Report {
     /// `leak`: how each kind of memory grew from cycle to cycle.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) leak: Option<Leak>,
+    /// `report` with two files: what changed from one to the other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) changes: Option<Changes>,
     /// `doctor`: every check.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) doctor: Vec<Check>,
@@ -160,6 +165,8 @@ pub(crate) enum CommandName {
     Leak,
     /// A machine, examined.
     Doctor,
+    /// Two saved reports, held against each other.
+    Report,
     /// The command line could not be parsed.
     #[default]
     Unknown,

@@ -403,6 +403,17 @@ pub(crate) struct Delivery {
     pub(crate) layer: String,
     /// When it was delivered, by the clock of `samples`.
     pub(crate) elapsed_us: u64,
+    /// Bytes of the row's layers, as delivered.
+    #[serde(default)]
+    pub(crate) bytes: Option<u64>,
+    /// Bytes that were read from files since the row before: of these layers, and of those that are
+    /// read ahead.
+    #[serde(default)]
+    pub(crate) read_bytes: Option<u64>,
+    /// The part of `read_bytes` that came from the page cache; `null` if the kernel does not count
+    /// reads. Reads that are on their way count as the disk's.
+    #[serde(default)]
+    pub(crate) from_cache_bytes: Option<u64>,
 }
 
 /// A tensor's hash.

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use onelayer::LoadPlan;
 use onelayer::checkpoint::Checkpoint;
-use onelayer::load::{LayerStream, LoadError, LoadedLayer, Loader};
+use onelayer::load::{LayerStream, LoadError, LoadedLayer, Loader, Progress};
 use onelayer::plan::{Placement, TermKind};
 
-use super::deliveries::DeliveryLog;
+use super::deliveries::{DeliveryLog, Moved};
 use super::device::unusable;
 use super::failure::Failure;
 use super::loaded::{Loaded, notes_of, quantised, tell_hashes};
@@ -155,12 +155,13 @@ impl Load<'_> {
             let Some(verifier) = verifier else { return Ok(()) };
             verifier.compare(checkpoint, &plan, layer, self.cancel)
         };
-        let mut kept = Vec::new();
+        let (mut kept, progress) = (Vec::new(), stream.progress());
         let mut failure = None;
         for layer in stream.by_ref() {
             let taken = layer.map_err(|error| failed(&error)).and_then(|layer| {
                 if let Some(log) = &mut log {
-                    log.note(layer.index(), self.session.baseline_taken);
+                    let moved = || moved(self.session, &progress);
+                    log.note((layer.index(), layer.tensor_bytes()), self.session.baseline_taken, moved);
                 }
                 if config.hash && layer.pass() == 0 {
                     tell_hashes(&layer).map_err(|error| failed(&error))?;
@@ -193,6 +194,12 @@ impl Load<'_> {
         }
         (after_load, failure)
     }
+}
+
+/// What a load has read so far.
+fn moved(session: &Session, progress: &Progress) -> Moved {
+    let storage_bytes = session.activity().read_bytes.value();
+    Moved { read_bytes: progress.read_bytes(), storage_bytes, ..Moved::default() }
 }
 
 /// Bytes that all passes want of the files. Layers that stay count once.

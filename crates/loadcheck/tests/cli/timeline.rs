@@ -7,8 +7,8 @@ use std::path::Path;
 use crate::support::{assert_code, json, run, stderr, stdout, workplace};
 use onelayer_testing::{TestTensor, write_file};
 
-/// What is promised of a picture.
-const PICTURE_BYTES_MAX: usize = 300 << 10;
+/// What is promised of a picture and of a page.
+const PICTURE_BYTES_MAX: usize = 512 << 10;
 
 fn text(place: &Path, name: &str) -> String {
     fs::read_to_string(place.join(name)).unwrap()
@@ -19,8 +19,10 @@ fn text(place: &Path, name: &str) -> String {
 fn assert_picture(text: &str) {
     assert!(text.len() < PICTURE_BYTES_MAX, "{} bytes", text.len());
     assert!(text.trim_end().ends_with("</svg>") || text.trim_end().ends_with("</html>"), "{text}");
-    let elsewhere = text.replace("xmlns=\"http://www.w3.org/2000/svg\"", "");
-    for word in ["http", "<script", "src=", "href=", "url(", "@import"] {
+    let ours = include_str!("../../src/output/picture/page.js");
+    let elsewhere = text.replace("xmlns=\"http://www.w3.org/2000/svg\"", "").replace(ours, "");
+    let elsewhere = elsewhere.replace("http-equiv=\"Content-Security-Policy\"", "");
+    for word in ["http", "src=", "href=", "url(", "@import"] {
         assert!(!elsewhere.contains(word), "{word}");
     }
 }
@@ -54,11 +56,27 @@ fn a_run_keeps_when_layers_were_handed_out_and_draws_it() {
     for name in ["r.html", "r.svg"] {
         let drawn = text(path, name);
         assert_picture(&drawn);
-        for word in ["delivered at", "host peak", "RSS limit", "class=\"anon\"", "prefers-color-scheme"] {
+        for word in [
+            "delivered at",
+            "peak of unreclaimable memory",
+            "RSS limit",
+            "class=\"anon\"",
+            "prefers-color-scheme",
+        ] {
             assert!(drawn.contains(word), "{name} has {word}");
         }
     }
-    assert!(text(path, "r.html").contains(">PASS<"));
+    let page = text(path, "r.html");
+    let answer = report["answer"]["sentence"].as_str().unwrap();
+    assert!(page.contains(">PASS<") && page.contains(&format!("<h1>{answer}</h1>")), "{answer}");
+    for row in rows {
+        let sizes = ["bytes", "read_bytes"].map(|name| row[name].as_u64());
+        assert!(sizes[0].is_some_and(|size| size > 0) && sizes[1].is_some(), "{row}");
+    }
+    let sum = |name: &str| rows.iter().map(|row| row[name].as_u64().unwrap_or(0)).sum::<u64>();
+    let io = &report["runs"][0]["io"];
+    assert_eq!(Some(sum("bytes")), report["source"]["bytes"].as_u64());
+    assert!(sum("read_bytes") <= io["read_bytes"].as_u64().unwrap());
     let refused = run(path, line);
     assert_code(&refused, 2);
     assert!(
@@ -99,7 +117,7 @@ fn a_thousand_layers_make_a_small_page() {
         let drawn = text(place.path(), name);
         println!("{name}: {} bytes", drawn.len());
         assert_picture(&drawn);
-        assert!(drawn.contains("several per tick") && drawn.contains("run 3 of 3"), "{name}");
+        assert!(drawn.contains("model.layers.") && drawn.contains("run 3 of 3"), "{name}");
     }
 }
 
@@ -110,7 +128,7 @@ fn compare_and_exec_are_drawn_too() {
     assert_code(&run(path, "compare model -s stream -s read --runs 2 -o c.html"), 0);
     let page = text(path, "c.html");
     assert_picture(&page);
-    assert!(page.contains("<th>stream</th><th>read</th>") && page.contains("<svg"), "{page}");
+    assert!(page.contains("<th scope=\"col\">read</th>") && page.contains("<svg"), "{page}");
     assert_code(&run(path, "exec --export-svg e.svg -- sleep 0.1"), 0);
     let drawn = text(path, "e.svg");
     assert_picture(&drawn);
@@ -168,4 +186,53 @@ fn other_reports_are_rendered_as_far_as_they_go() {
         assert!(!path.join("x.svg").exists() && !path.join("x.html").exists(), "{line}");
     }
     assert_eq!(json(&run(path, "report half.json --json"))["error"]["code"], "LC0302");
+}
+
+#[test]
+fn two_reports_say_what_changed() {
+    let place = workplace();
+    let path = place.path();
+    assert_code(&run(path, "model --window 1 --timeline 1 -o a.json"), 0);
+    assert_code(&run(path, "model --budget 32MiB --timeline 1 -o b.json"), 0);
+    assert_code(&run(path, "compare model -s stream -s read --runs 2 --timeline 1 -o c.json"), 0);
+    let output = run(path, "report a.json b.json");
+    assert_code(&output, 0);
+    let said = stdout(&output);
+    for words in ["what differs: budget, window", "unreclaimable", "before", "64 MiB", "32 MiB", "rate"] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    assert_eq!(stdout(&run(path, "diff a.json b.json")), said);
+    let report = json(&run(path, "report a.json b.json --json"));
+    assert_eq!((report["command"].as_str(), report["verdict"].as_str()), (Some("report"), Some("pass")));
+    let both = &report["changes"]["metrics"][0];
+    let peak = |name: &str| {
+        json(&run(path, &format!("report {name} --json")))["runs"][0]["peak"]["host_bytes"].clone()
+    };
+    assert_eq!((&both["before_bytes"], &both["after_bytes"]), (&peak("a.json"), &peak("b.json")), "{both}");
+    for name in ["both.html", "both.svg", "both.json", "both.md", "both.csv"] {
+        assert_code(&run(path, &format!("report a.json b.json -o {name}")), 0);
+    }
+    for name in ["both.html", "both.svg"] {
+        let drawn = text(path, name);
+        assert_picture(&drawn);
+        assert!(drawn.contains("class=\"before\"") && drawn.contains("class=\"host\""), "{name}");
+    }
+    assert!(text(path, "both.csv").starts_with("strategy,metric,before_bytes,after_bytes"));
+    // It is a report like others.
+    assert_code(&run(path, "report both.json -o again.html"), 0);
+    assert!(text(path, "again.html") == text(path, "both.html"));
+    let rows = stdout(&run(path, "report c.json c.json"));
+    assert!(
+        rows.contains("stream") && rows.contains("read") && rows.contains("the settings are the same"),
+        "{rows}"
+    );
+    for (line, name, why) in [
+        ("report a.json c.json", "LC0207", "a.json is a report of `run`, and c.json one of `compare`"),
+        ("report both.json both.json", "LC0207", "reports of `report` are not compared"),
+        ("report a.json none.json", "LC0301", "none.json"),
+    ] {
+        let output = run(path, line);
+        let said = stderr(&output);
+        assert!(said.contains(name) && said.contains(why) && !output.status.success(), "{line}: {said}");
+    }
 }

@@ -34,6 +34,36 @@ impl Axis {
         Self { end, unit, unit_size, step: round_step(end / unit_size, tick_count_max) }
     }
 
+    /// A value in the unit of the axis, to about three digits: `445 MiB`, `1.04 GiB`. The script of
+    /// the page does the same.
+    pub(super) fn text(&self, value: f64) -> String {
+        let value = value / self.unit_size;
+        let digits = match value {
+            value if value >= 100.0 => 0,
+            value if value >= 10.0 => self.digits().min(1),
+            // Little is not nothing.
+            value if value > 0.0 && value < 0.1 && self.digits() > 0 => 3,
+            _ => self.digits(),
+        };
+        let text = format!("{value:.digits$}");
+        let text = if digits > 0 { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+        format!("{text} {}", self.unit)
+    }
+
+    /// Digits after the point, at most.
+    pub(super) fn digits(&self) -> usize {
+        match self.unit {
+            "B" => 0,
+            "KiB" | "MiB" | "ms" => 1,
+            _ => 2,
+        }
+    }
+
+    /// Bytes or seconds of one unit.
+    pub(super) fn unit_size(&self) -> f64 {
+        self.unit_size
+    }
+
     /// The position of a value, from 0 to 1; values outside are at the nearest end.
     pub(super) fn share(&self, value: f64) -> f64 {
         (value / self.end).clamp(0.0, 1.0)
@@ -88,6 +118,17 @@ mod tests {
         assert_eq!(texts(&Axis::seconds(0.043, 5)), (own(&["0", "10", "20", "30", "40"]), "ms"));
         assert_eq!(texts(&Axis::seconds(1.0, 5)), (own(&["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]), "s"));
         assert_eq!(texts(&Axis::seconds(7300.0, 5)), (own(&["0", "2000", "4000", "6000"]), "s"));
+    }
+
+    #[test]
+    fn values_have_the_unit_of_their_axis() {
+        let axis = Axis::bytes(3.0 * 1_073_741_824.0, 6);
+        assert_eq!(
+            [1e6, 5e8, 1.2e9, 3e10].map(|value| axis.text(value)),
+            ["0.001 GiB", "0.47 GiB", "1.12 GiB", "27.9 GiB"]
+        );
+        assert_eq!(Axis::seconds(0.4, 5).text(0.0123), "12.3 ms");
+        assert_eq!(Axis::bytes(700.0, 5).text(3.0), "3 B");
     }
 
     #[test]

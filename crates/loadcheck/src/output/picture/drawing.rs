@@ -1,13 +1,16 @@
 //! The picture: title, legend, and under them one plot for each run that is drawn, all at the same
-//! scale.
+//! scale. For a page, each plot alone.
 
 use std::fmt::Write as _;
 
 use super::axis::Axis;
+use super::frame::Frame;
+use super::keys::{MARK_WIDTH, keys};
 use super::labels::{fitted, lines, number, text_width, write_text};
-use super::panel::{Panel, panels};
-use super::plot::{Frame, Plot};
-use super::{circumstances, style, title, xml};
+use super::panel::{Line, Panel, panels, thinned};
+use super::plot::Plot;
+use super::{bytes, circumstances, style, title, xml};
+use crate::numbers::whole;
 use crate::report::{Outcome, Report};
 
 /// The kind of screen.
@@ -34,6 +37,10 @@ struct Sizes {
 const MARGIN: f64 = 14.0;
 const TEXT: f64 = 12.5;
 const TITLE: f64 = 18.0;
+/// A page has its own margins: of the one at the right only the end of the last number stays.
+const RIGHT_TRIMMED: f64 = 4.0;
+/// A limit is drawn if it is at most so many times the highest value.
+const LIMIT_REACH: f64 = 4.0;
 
 impl Shape {
     fn sizes(self, panel_count: usize) -> Sizes {
@@ -42,14 +49,14 @@ impl Shape {
             Self::Wide => Sizes {
                 width: 960.0,
                 left: 62.0,
-                plot_height: if is_single { 330.0 } else { 190.0 },
+                plot_height: if is_single { 310.0 } else { 190.0 },
                 vram_height: 80.0,
                 dots: 600,
                 cells: 180,
                 time_ticks: 10,
             },
             Self::Narrow => Sizes {
-                width: 400.0,
+                width: 372.0,
                 left: 46.0,
                 plot_height: if is_single { 250.0 } else { 160.0 },
                 vram_height: 60.0,
@@ -75,15 +82,26 @@ pub(super) fn standalone(report: &Report) -> String {
     )
 }
 
-/// An SVG element for a page that has title and style.
-pub(super) fn inline(report: &Report, shape: Shape) -> String {
-    let (body, size) = picture(report, shape, false);
+/// The SVG element of one plot, for a page that has title, legend and style. Its frame is in an
+/// attribute, for the script.
+pub(super) fn inline(plot: &Plot<'_>, shape: Shape, panel_count: usize, label: &str) -> String {
+    let class = if shape == Shape::Wide { "wide" } else { "narrow" };
+    let mut sheet = Sheet { out: String::new(), sizes: shape.sizes(panel_count), y: 0.0 };
+    let (frame, bottom) = sheet.plot(plot, true);
+    let data = [frame.left, frame.top, frame.width, frame.height, bottom].map(number).join(" ");
     format!(
-        "<svg class=\"plot\" viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"Memory over time; the numbers are in the table\">\n\
-         {body}</svg>\n",
-        number(size.0),
-        number(size.1)
+        "<svg class=\"plot {class}\" viewBox=\"{MARGIN} 0 {} {}\" role=\"img\" aria-label=\"{}\" \
+         data-frame=\"{data}\">\n{}</svg>\n",
+        number(sheet.sizes.width - MARGIN - RIGHT_TRIMMED),
+        number(sheet.y + 6.0),
+        xml(label),
+        sheet.out
     )
+}
+
+/// The plots of a page, at one scale.
+pub(super) fn page_plots<'a>(panels: &'a [Panel<'a>], shape: Shape) -> Vec<Plot<'a>> {
+    plots(panels, &shape.sizes(panels.len()))
 }
 
 /// A drawing that is filled from top to bottom.
@@ -105,7 +123,7 @@ fn picture(report: &Report, shape: Shape, is_titled: bool) -> (String, (f64, f64
         let why = report.error.as_ref().map(|problem| format!(": {}", problem.message)).unwrap_or_default();
         sheet.line("ink", TEXT, "", &format!("nothing was measured{why}"));
     } else {
-        sheet.legend(&panels, &plots);
+        sheet.legend(&plots);
         let count = plots.len();
         for (index, plot) in plots.iter().enumerate() {
             sheet.panel(plot, index + 1 == count);
@@ -122,14 +140,16 @@ fn plots<'a>(panels: &'a [Panel<'a>], sizes: &Sizes) -> Vec<Plot<'a>> {
     let count = panels.len().max(1);
     let top = panels.iter().map(Panel::top_bytes).fold(0.0, f64::max);
     // A limit far above the curve would flatten it.
-    let reach = top * 6.0;
+    let reach = top * LIMIT_REACH;
     let levels = panels.iter().flat_map(|panel| &panel.limits).map(|limit| limit.bytes);
     let highest = levels.filter(|level| *level <= reach).fold(top * 1.04, f64::max);
     let end = panels.iter().map(Panel::end_seconds).fold(0.0, f64::max);
     let vram = panels.iter().filter_map(Panel::top_vram_bytes).reduce(f64::max);
+    let dots = sizes.dots / count;
     let plot = |panel: &'a Panel<'a>| Plot {
         panel,
-        dots: panel.thinned(sizes.dots / count),
+        dots: thinned(&panel.dots, end, dots),
+        before: panel.before.as_ref().map(|before| thinned(&before.dots, end, dots)).unwrap_or_default(),
         cell_count_max: sizes.cells / count,
         memory: Axis::bytes(highest * 1.07, 6),
         vram: vram.filter(|_| panel.top_vram_bytes().is_some()).map(|top| Axis::bytes(top * 1.07, 3)),
@@ -159,44 +179,17 @@ impl Sheet {
     }
 
     /// The meaning of the colours and lines that are drawn.
-    fn legend(&mut self, panels: &[Panel<'_>], plots: &[Plot<'_>]) {
-        let has = |edge: usize| panels.iter().any(|panel| panel.has_kind(edge));
-        let any = |is: &dyn Fn(&Panel<'_>) -> bool| panels.iter().any(is);
-        let fill = |class: &str| {
-            (format!("<rect class=\"{class}\" x=\"0\" y=\"-10\" width=\"16\" height=\"11\" rx=\"2\"/>"), 16.0)
-        };
-        let line = |class: &str| (format!("<path class=\"{class}\" d=\"M0-4.5h20\"/>"), 20.0);
-        let circle = |class: &str, radius: u32| {
-            (format!("<circle class=\"{class}\" cx=\"6\" cy=\"-4.5\" r=\"{radius}\"/>"), 12.0)
-        };
-        let is_shared = plots.iter().any(|plot| plot.cells(&self.frame()).iter().any(|cell| cell.layers > 1));
-        let layers = if is_shared { "layers delivered, several per tick" } else { "a layer delivered" };
-        let has_host = any(&|panel| panel.dots.iter().any(|dot| dot.host.is_some()));
-        let entries = [
-            (has(0), fill("anon"), "anonymous"),
-            (has(1), fill("shmem"), "shared"),
-            (has(2), fill("file"), "pages of files"),
-            (any(&|panel| panel.top_vram_bytes().is_some()), fill("vram"), "device"),
-            (has_host, line("host"), "host: memory that cannot be reclaimed"),
-            (any(&|panel| panel.host_peak.is_some()), circle("peak", 5), "host peak"),
-            (any(&|panel| panel.rss_peak.is_some()), circle("ring", 4), "RSS peak"),
-            (any(&|panel| panel.start_bytes().is_some()), line("start"), "RSS at the start"),
-            (plots.iter().any(Plot::has_limit), line("limit"), "limit"),
-            (
-                any(&|panel| !panel.ends.is_empty()),
-                ("<path class=\"tick\" d=\"M4-11v13\"/>".to_owned(), 8.0),
-                layers,
-            ),
-        ];
+    fn legend(&mut self, plots: &[Plot<'_>]) {
         let (mut x, step) = (MARGIN, TEXT * 1.6);
         self.y += step + 4.0;
-        for (_, (mark, mark_width), text) in entries.into_iter().filter(|(is_drawn, ..)| *is_drawn) {
-            let width = mark_width + 6.0 + text_width(text, TEXT);
+        for key in keys(plots) {
+            let (mark, text) = (key.mark(), key.text(plots));
+            let width = MARK_WIDTH + 6.0 + text_width(&text, TEXT);
             if x > MARGIN && x + width > self.sizes.width - MARGIN {
                 (x, self.y) = (MARGIN, self.y + step);
             }
             let _ = write!(self.out, "<g transform=\"translate({} {})\">{mark}", number(x), number(self.y));
-            write_text(&mut self.out, ("ink", TEXT, ""), (mark_width + 6.0, 0.0), text);
+            write_text(&mut self.out, ("ink", TEXT, ""), (MARK_WIDTH + 6.0, 0.0), &xml(&text));
             self.out.truncate(self.out.trim_end().len());
             self.out.push_str("</g>\n");
             x += width + 16.0;
@@ -231,16 +224,28 @@ impl Sheet {
             self.y += 8.0;
             return;
         }
-        let kind = if plot.vram.is_some() { "host memory" } else { "memory" };
+        self.plot(plot, is_last);
+    }
+
+    /// The plot with its axes. Returns its frame, and the lower end of everything that has its axis of
+    /// time.
+    fn plot(&mut self, plot: &Plot<'_>, is_last: bool) -> (Frame, f64) {
+        let kind = match (&plot.panel.before, &plot.vram) {
+            (Some(_), _) => "unreclaimable memory",
+            (None, Some(_)) => "host memory",
+            (None, None) => "memory",
+        };
         self.axis_name(kind, plot.memory.unit);
         let frame = self.frame();
         plot.draw(&frame, TEXT, &mut self.out);
-        self.y = frame.top + frame.height + TEXT * 1.5;
+        let mut bottom = frame.top + frame.height + plot.lanes_height();
+        self.y = bottom + TEXT * 1.5;
         if let Some(axis) = &plot.vram {
             self.axis_name("device memory", axis.unit);
             let frame = Frame { height: self.sizes.vram_height, ..self.frame() };
             plot.draw_vram(axis, &frame, TEXT, &mut self.out);
-            self.y = frame.top + frame.height + TEXT * 0.5;
+            bottom = frame.top + frame.height;
+            self.y = bottom + TEXT * 0.5;
         }
         if is_last {
             self.y += TEXT * 1.4;
@@ -249,6 +254,7 @@ impl Sheet {
             let look = ("soft", TEXT, " text-anchor=\"middle\"");
             write_text(&mut self.out, look, (middle, self.y), &text);
         }
+        (frame, bottom)
     }
 }
 
@@ -264,11 +270,32 @@ fn facts(plot: &Plot<'_>) -> Vec<String> {
         Outcome::Interrupted => Some("interrupted"),
     };
     facts.extend(ended.map(str::to_owned));
-    facts.extend(panel.host_peak.iter().chain(&panel.rss_peak).map(|mark| mark.long.clone()));
-    facts.extend(panel.vram_peak.clone());
-    if !panel.dots.is_empty() {
-        let far = panel.limits.iter().filter(|limit| !plot.shows(limit));
-        facts.extend(far.map(|limit| format!("{} (above the picture)", limit.short)));
+    match &panel.before {
+        None => {
+            facts.extend(panel.host_peak.iter().chain(&panel.rss_peak).map(|mark| mark.long.clone()));
+            facts.extend(panel.vram_peak.clone());
+        }
+        Some(before) => {
+            let marks = before.names.iter().zip([&before.host_peak, &panel.host_peak]);
+            let named = marks.filter_map(|(name, mark)| Some(format!("{name}: {}", mark.as_ref()?.long)));
+            facts.extend(named);
+        }
     }
+    facts.extend(limit_facts(plot));
     facts
+}
+
+/// The terms of limits, and the limits that are far above the curve.
+pub(super) fn limit_facts(plot: &Plot<'_>) -> Vec<String> {
+    let fact = |limit: &Line| {
+        let terms = limit.terms.as_ref().map(|terms| format!(" = {terms}")).unwrap_or_default();
+        let level = match plot.shows(limit) {
+            true => plot.memory.text(limit.bytes),
+            false => format!("{} (above the picture)", bytes(whole(limit.bytes))),
+        };
+        let is_told = !terms.is_empty() || !plot.shows(limit);
+        is_told.then(|| format!("{} {level}{terms}", limit.name))
+    };
+    let is_drawn = !plot.panel.dots.is_empty();
+    plot.panel.limits.iter().filter(|_| is_drawn).filter_map(fact).collect()
 }

@@ -96,7 +96,7 @@ impl Area {
         Self { left, right: left + width, top: baseline - size, bottom: baseline + size * 0.3 }
     }
 
-    fn meets(&self, other: &Self) -> bool {
+    pub(super) fn meets(&self, other: &Self) -> bool {
         self.left < other.right
             && other.left < self.right
             && self.top < other.bottom

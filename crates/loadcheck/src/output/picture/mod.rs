@@ -1,13 +1,17 @@
 //! Memory over time, drawn: a picture (SVG), and a page (HTML) with that picture and the numbers.
 //!
 //! ```text
-//! Report ── panel: what to draw ── drawing: where ── svg: one picture
-//!                                              └──── page: the picture twice (wide, narrow), tables
+//! Report ── panel: what to draw ── plot: one plot ──┬── drawing: one picture (SVG)
+//!                 │                 axis, bands,    └── figure: a plot on the page ──┐
+//!                 │                 levels, labels,                                  ├── page (HTML)
+//!                 │                 keys                                             │
+//!                 └── tables: layers, numbers ───────────────────────────────────────┘
 //! ```
 //!
-//! No scripts, fonts or network: a browser shows the `<title>` of a layer under the pointer. Sizes
-//! are bounded for every report: samples are thinned, layers share cells, names are cut. Texts from
-//! files are escaped twice: for people (no control characters or direction marks) and for XML.
+//! No fonts, no network. The page reads without scripts; `page.js` adds a crosshair and the sorting
+//! of tables. Sizes are bounded for every report: samples are thinned, layers share cells, names
+//! are cut. Texts from files are escaped twice: for people (no control characters or direction
+//! marks) and for XML.
 
 use std::fmt::Write as _;
 
@@ -16,28 +20,35 @@ use crate::numbers::bytes_fine as bytes;
 use crate::report::{CommandName, Report};
 
 mod axis;
+mod bands;
 mod drawing;
+mod figure;
+mod frame;
+mod keys;
 mod labels;
+mod levels;
 mod page;
 mod panel;
 mod plot;
+mod tables;
 
 /// Characters of a checkpoint's name, a command, a sentence.
 const TEXT_CHARACTERS_MAX: usize = 500;
 
 /// Every colour: its name, on a light page, on a dark page. They can be told apart with any colour
 /// vision (after Okabe and Ito), and order, lines and words carry the same information.
-const COLOURS: [(&str, &str, &str); 13] = [
+const COLOURS: [(&str, &str, &str); 14] = [
     ("paper", "#ffffff", "#11151a"),
     ("ink", "#1b1f24", "#e3e7ec"),
     ("soft", "#57606a", "#9aa5b1"),
     ("grid", "#dfe3e8", "#2a313a"),
-    ("anon", "#2f7fb8", "#2f7fb8"),
+    ("anon", "#5b9cca", "#2f7fb8"),
     ("shmem", "#cc79a7", "#b8608f"),
-    ("file", "#b9def5", "#23475f"),
+    ("file", "#cfe5f4", "#23475f"),
     ("vram", "#009e73", "#0e8a68"),
     ("edge", "#4d9fd0", "#5fb0df"),
     ("host", "#12324a", "#f4f6f8"),
+    ("before", "#a8620c", "#d9a441"),
     ("limit", "#c24a00", "#ff8c3a"),
     ("good", "#0b6e4f", "#3fc795"),
     ("bad", "#b3261e", "#ff7b72"),
@@ -45,7 +56,7 @@ const COLOURS: [(&str, &str, &str); 13] = [
 
 /// Styles of the parts. Each colour is also given without its variable, for programs that do not
 /// know CSS variables.
-const LOOK: [(&str, &str); 18] = [
+const LOOK: [(&str, &str); 24] = [
     (".paper", "fill:@paper"),
     (".ink", "fill:@ink"),
     (".soft", "fill:@soft"),
@@ -56,10 +67,16 @@ const LOOK: [(&str, &str); 18] = [
     (".vram", "fill:@vram"),
     (".edge", "fill:none;stroke:@edge"),
     (".host", "fill:none;stroke:@host;stroke-width:1.8;stroke-linejoin:round"),
+    (".before", "fill:none;stroke:@before;stroke-width:1.8;stroke-linejoin:round"),
     (".limit", "fill:none;stroke:@limit;stroke-width:1.8;stroke-dasharray:7 4"),
     (".start", "fill:none;stroke:@soft;stroke-dasharray:2 3"),
-    (".tick", "fill:none;stroke:@ink;stroke-opacity:.38"),
+    (".band", "fill:@ink;fill-opacity:.06"),
+    (".even", "fill:@ink;fill-opacity:.08"),
+    (".odd", "fill:@ink;fill-opacity:.2"),
+    (".even-before", "fill:@before;fill-opacity:.18"),
+    (".odd-before", "fill:@before;fill-opacity:.4"),
     (".peak", "fill:@host;stroke:@paper;stroke-width:1.5"),
+    (".peak-before", "fill:@before;stroke:@paper;stroke-width:1.5"),
     (".ring", "fill:@paper;stroke:@edge;stroke-width:2"),
     (".halo", "fill:@ink;stroke:@paper;stroke-width:3.5;stroke-linejoin:round;paint-order:stroke"),
     (".warn", "fill:@limit;stroke:@paper;stroke-width:3.5;stroke-linejoin:round;paint-order:stroke"),
@@ -76,13 +93,13 @@ pub(crate) fn html(report: &Report) -> String {
     page::html(report)
 }
 
-/// The style sheet: colours as variables, for light and dark pages.
+/// The style sheet: colours as variables, for light and dark screens. Paper is light.
 fn style() -> String {
     let mut text = String::from(":root{color-scheme:light dark");
     for (name, light, _) in COLOURS {
         let _ = write!(text, ";--{name}:{light}");
     }
-    text.push_str("}\n@media (prefers-color-scheme:dark){:root{");
+    text.push_str("}\n@media screen and (prefers-color-scheme:dark){:root{");
     let dark: Vec<String> = COLOURS.iter().map(|(name, _, dark)| format!("--{name}:{dark}")).collect();
     text.push_str(&dark.join(";"));
     text.push_str("}}\n.plot text{font-family:system-ui,-apple-system,\"Segoe UI\",Roboto,\"DejaVu Sans\",sans-serif}\n");
@@ -139,6 +156,9 @@ fn growth(value: Option<u64>, start: Option<u64>) -> Option<String> {
 
 /// What was loaded, or which command was run.
 fn title(report: &Report) -> String {
+    if let Some(changes) = &report.changes {
+        return changes.files.join(" and ");
+    }
     match (&report.source, &report.exec) {
         (Some(source), _) => source.given.clone(),
         (None, Some(exec)) => exec.command.join(" "),
@@ -149,8 +169,12 @@ fn title(report: &Report) -> String {
 /// The settings of the load, each in a few words.
 fn circumstances(report: &Report) -> Vec<String> {
     let mut facts = Vec::new();
-    let size = report.source.as_ref().and_then(|source| source.bytes);
-    facts.extend(size.map(bytes));
+    let source = report.source.as_ref();
+    if report.changes.is_some() {
+        // Settings may differ: a table has those that do.
+        return source.map(|source| source.given.clone()).into_iter().collect();
+    }
+    facts.extend(source.and_then(|source| source.bytes).map(crate::numbers::bytes));
     let Some(run) = report.runs.first() else { return facts };
     let params = report.runs.iter().find_map(|run| run.params.as_ref());
     if report.command != CommandName::Compare {
@@ -159,7 +183,7 @@ fn circumstances(report: &Report) -> Vec<String> {
     if let Some(params) = params {
         facts.push(format!("device {}", params.device));
         facts.push(format!("io {}", params.io));
-        facts.push(format!("budget {}", bytes(params.budget_bytes)));
+        facts.push(format!("budget {}", crate::numbers::stated(params.budget_bytes)));
         facts
             .push(params.window.map_or_else(|| "window all".to_owned(), |window| format!("window {window}")));
         facts.extend(params.dtype.as_ref().map(|dtype| format!("dtype {dtype}")));

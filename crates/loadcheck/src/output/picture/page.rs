@@ -1,74 +1,137 @@
-//! The page: the verdict, the picture for wide and for narrow screens, and the numbers as tables.
+//! The page: the answer, the drawings, the layers and the numbers as tables. Everything is HTML and
+//! SVG; the script adds a crosshair and the sorting of tables. Nothing but that script and the
+//! style sheet of the page is allowed by its policy.
 
 use std::fmt::Write as _;
 
-use super::drawing::{Shape, inline};
+use sha2::{Digest as _, Sha256};
+
+use super::drawing::{Shape, page_plots};
+use super::figure::figures;
 use super::panel::{Panel, panels};
-use super::{bytes, circumstances, growth, style, title, xml};
+use super::{bytes, circumstances, style, tables, title, xml};
 use crate::numbers::{rate, seconds};
-use crate::output::document::{Align, Part};
-use crate::output::facts::{self, place};
-use crate::report::{CommandName, Report, Run, Verdict};
+use crate::output::changed;
+use crate::output::document::Part;
+use crate::output::facts;
+use crate::report::{CommandName, Finding, Report, Run, Verdict};
 
 /// Notes and errors on a page, at most.
 const LINES_MAX: usize = 10;
-
-const LAYOUT: &str = "\
-*{box-sizing:border-box}
-body{margin:0 auto;padding:18px 16px 28px;max-width:1100px;background:var(--paper);color:var(--ink);
-font:15px/1.5 system-ui,-apple-system,\"Segoe UI\",Roboto,\"DejaVu Sans\",sans-serif}
-h1{font-size:22px;line-height:1.25;margin:0 0 4px;overflow-wrap:anywhere}
-h2{font-size:16px;margin:22px 0 6px}
-p{margin:4px 0;overflow-wrap:anywhere}
-.dim,caption{color:var(--soft)}
-.word{display:inline-block;padding:0 9px;margin-right:8px;border:1.5px solid;border-radius:5px;font-weight:600}
-.pass{color:var(--good)}.fail{color:var(--bad)}.open{color:var(--limit)}
-svg{display:block;width:100%;height:auto}
-.narrow{display:none;max-width:560px}
-@media (max-width:700px){.wide{display:none}.narrow{display:block}}
-.scroll{overflow-x:auto}
-table{border-collapse:collapse;margin:4px 0;font-variant-numeric:tabular-nums}
-th,td{padding:4px 14px 4px 0;text-align:left;vertical-align:top;border-bottom:1px solid var(--grid)}
-th{font-weight:600}
-td.n{text-align:right}
-td{overflow-wrap:anywhere}
-ul{margin:4px 0;padding-left:20px}
-";
+const LAYOUT: &str = include_str!("page.css");
+const SCRIPT: &str = include_str!("page.js");
 
 /// The whole page.
 pub(super) fn html(report: &Report) -> String {
     let name = xml(&title(report));
+    let sheet = format!("\n{}{LAYOUT}", style());
+    let script = format!("\n{SCRIPT}");
+    let policy = format!(
+        "default-src 'none'; style-src '{}'; script-src '{}'; base-uri 'none'; form-action 'none'",
+        hash(&sheet),
+        hash(&script)
+    );
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"{policy}\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <meta name=\"color-scheme\" content=\"light dark\">\n<title>Memory over time: {name}</title>\n\
-         <style>\n{}{LAYOUT}</style>\n</head>\n<body>\n<h1>{name}</h1>\n",
-        style()
+         <meta name=\"color-scheme\" content=\"light dark\">\n<title>{name}: memory over time</title>\n\
+         <style>{sheet}</style>\n</head>\n<body>\n"
     );
-    let (class, word) = verdict(report.verdict);
-    let facts: Vec<String> = circumstances(report).iter().map(|fact| xml(fact)).collect();
-    let _ = writeln!(
-        page,
-        "<p><span class=\"word {class}\">{word}</span><span class=\"dim\">{}</span></p>",
-        facts.join(" · ")
-    );
-    problems(report, &mut page);
+    head(report, &name, &mut page);
+    page.push_str("<main>\n");
     let (panels, said) = panels(report);
     if !panels.is_empty() {
-        for (class, shape) in [("wide", Shape::Wide), ("narrow", Shape::Narrow)] {
-            let _ = write!(page, "<div class=\"{class}\">\n{}</div>\n", inline(report, shape));
-        }
-        captions(&panels, said, &mut page);
-        numbers(report, &panels, &mut page);
+        page.push_str("<section>\n<h2>Memory over time</h2>\n");
+        figures(&page_plots(&panels, Shape::Wide), &page_plots(&panels, Shape::Narrow), &mut page);
+        remarks(&panels, said, &mut page);
+        page.push_str("</section>\n");
     }
-    limits(report, &mut page);
+    sections(report, &panels, &mut page);
     notes(report, &mut page);
-    let _ = writeln!(page, "<p class=\"dim\">{}</p>\n</body>\n</html>", xml(&origin(report)));
+    let origin = xml(&origin(report));
+    let _ = write!(page, "</main>\n<footer>{origin}</footer>\n<script>{script}</script>\n</body>\n</html>\n");
     page
 }
 
-fn verdict(verdict: Verdict) -> (&'static str, &'static str) {
-    match verdict {
+/// What a policy calls an element with this text.
+fn hash(text: &str) -> String {
+    format!("sha256-{}", base64(&Sha256::digest(text)))
+}
+
+/// RFC 4648.
+pub(super) fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for group in bytes.chunks(3) {
+        let byte = |index: usize| u32::from(group.get(index).copied().unwrap_or(0));
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for place in 0..4_usize {
+            let digit = usize::try_from(bits >> (18 - 6 * place) & 63).unwrap_or(0);
+            text.push(if place <= group.len() { char::from(DIGITS[digit]) } else { '=' });
+        }
+    }
+    text
+}
+
+/// The name, the answer, the settings, and the most important numbers.
+fn head(report: &Report, name: &str, page: &mut String) {
+    let (class, word) = verdict(report);
+    let answer = report.answer.as_ref().map_or_else(|| title(report), |answer| answer.sentence.clone());
+    let facts: Vec<String> = circumstances(report).iter().map(|fact| xml(fact)).collect();
+    let _ = writeln!(
+        page,
+        "<header>\n<p class=\"name\"><span class=\"word {class}\">{word}</span>{name}</p>\n<h1>{}</h1>\n\
+         <p class=\"soft\">{}</p>",
+        xml(&answer),
+        facts.join(" · ")
+    );
+    for problem in report.errors.iter().take(LINES_MAX) {
+        let place = problem.place.as_ref().map(|place| format!(" ({})", xml(place))).unwrap_or_default();
+        let code = problem.code.as_str();
+        let _ = writeln!(page, "<p class=\"fail\"><b>{code}</b> {}{place}</p>", xml(&problem.message));
+    }
+    if let ([run], None) = (report.runs.as_slice(), &report.changes) {
+        tiles(report.command, run, page);
+    }
+    page.push_str("</header>\n");
+}
+
+/// The numbers that most readers look for.
+fn tiles(command: CommandName, run: &Run, page: &mut String) {
+    let speed = run.io.read_bytes.zip(run.seconds).filter(|_| command != CommandName::Exec);
+    let promise = run.promise.as_ref().map(|promise| {
+        let word = if promise.kept { "kept" } else { "broken" };
+        (bytes(promise.growth_bytes), format!("of {} promised, {word}", bytes(promise.limit_bytes)))
+    });
+    let peak = |value: Option<u64>, note: &str| value.map(|value| (bytes(value), note.to_owned()));
+    let tiles = [
+        ("Unreclaimable", peak(run.peak.host_bytes, "peak; sizes a container")),
+        ("RSS", peak(run.peak.rss_bytes, "peak, with pages of files")),
+        ("RSS over start", promise),
+        ("Device", peak(run.peak.vram_bytes, "peak of device memory")),
+        ("Time", run.seconds.map(|time| (seconds(time), "to load everything".to_owned()))),
+        (
+            "Rate",
+            speed.and_then(|(moved, time)| {
+                Some((rate(moved, time)?, format!("{} read", crate::numbers::bytes(moved))))
+            }),
+        ),
+    ];
+    page.push_str("<dl class=\"tiles\">\n");
+    for (name, value) in tiles {
+        if let Some((value, note)) = value {
+            let _ = writeln!(page, "<div><dt>{name}</dt><dd><b>{value}</b> <span>{note}</span></dd></div>");
+        }
+    }
+    page.push_str("</dl>\n");
+}
+
+fn verdict(report: &Report) -> (&'static str, &'static str) {
+    let is_unclear = report.answer.as_ref().is_some_and(|answer| answer.outcome == Finding::Unclear);
+    match report.verdict {
+        _ if report.changes.is_some() => ("open", "CHANGES"),
+        Verdict::Pass if is_unclear => ("open", "UNCLEAR"),
         Verdict::Pass => ("pass", "PASS"),
         Verdict::Fail => ("fail", "FAIL"),
         Verdict::Inconclusive => ("open", "INCONCLUSIVE"),
@@ -76,138 +139,97 @@ fn verdict(verdict: Verdict) -> (&'static str, &'static str) {
     }
 }
 
-fn problems(report: &Report, page: &mut String) {
-    for problem in report.errors.iter().take(LINES_MAX) {
-        let place = problem.place.as_ref().map(|place| format!(" ({})", xml(place))).unwrap_or_default();
-        let code = problem.code.as_str();
-        let _ = writeln!(page, "<p class=\"fail\"><b>{code}</b> {}{place}</p>", xml(&problem.message));
-    }
-}
-
-fn captions(panels: &[Panel<'_>], said: Option<String>, page: &mut String) {
+/// How it was measured and what is not drawn.
+fn remarks(panels: &[Panel<'_>], said: Option<String>, page: &mut String) {
     let mut lines: Vec<String> = said.into_iter().collect();
-    if panels.iter().any(|panel| !panel.ends.is_empty()) {
-        lines.push("Hover over the plot to see the layer that was delivered at that time.".to_owned());
-    }
+    let has_areas = panels.iter().any(|panel| panel.before.is_none());
     let interval =
         panels.iter().find_map(|panel| panel.run.samples.as_ref()).map(|samples| samples.interval_ms);
     lines.extend(interval.map(|ms| {
-        format!("Memory of the process, a sample every {ms} ms; the RSS peak is the kernel's own.")
+        format!(
+            "Memory of the process, a sample every {ms} ms{}",
+            if has_areas { "; the RSS peak is the kernel's own." } else { "." }
+        )
     }));
+    let above = "The kernel can take back what lies above the line of unreclaimable memory.";
+    lines.extend(has_areas.then(|| above.to_owned()));
     let is_drawn = |panel: &Panel<'_>| panel.top_vram_bytes().is_some();
     if panels.iter().any(|panel| panel.run.peak.vram_bytes.is_some() && !is_drawn(panel)) {
         lines.push("Device memory is not drawn: its peak is in the table.".to_owned());
     }
-    let _ = writeln!(
-        page,
-        "<p class=\"dim\">{}</p>",
-        lines.iter().map(|line| xml(line)).collect::<Vec<_>>().join(" ")
-    );
+    let lines: Vec<String> = lines.iter().map(|line| xml(line)).collect();
+    let _ = writeln!(page, "<p class=\"soft\">{}</p>", lines.join(" "));
 }
 
-/// The rows of the table of numbers: their names, and their values for a run.
-fn values(command: CommandName, run: &Run) -> [(&'static str, Option<String>); 13] {
-    let at = run.peak.at.as_ref().map(|at| match (&at.layer, &at.tensor) {
-        (None, None) => seconds(at.seconds),
-        _ => format!("{}, {}", seconds(at.seconds), place(at)),
-    });
-    let promise = run.promise.as_ref().map(|promise| {
-        let word = if promise.kept { "kept" } else { "BROKEN" };
-        format!("{}, {word}", bytes(promise.limit_bytes))
-    });
-    let (peak, start) = (&run.peak, &run.baseline);
-    let speed = run.io.read_bytes.zip(run.seconds).filter(|_| command != CommandName::Exec);
-    [
-        ("host peak", peak.host_bytes.map(bytes)),
-        ("over the start", growth(peak.host_bytes, start.host_bytes)),
-        ("reached at", at),
-        ("RSS peak", peak.rss_bytes.map(bytes)),
-        ("over the start", growth(peak.rss_bytes, start.rss_bytes)),
-        ("promised at most", promise),
-        ("budget", run.params.as_ref().map(|params| bytes(params.budget_bytes))),
-        ("layers kept in host memory", run.resident_host_bytes.filter(|kept| *kept > 0).map(bytes)),
-        ("page-locked", peak.pinned_bytes.filter(|pinned| *pinned > 0).map(bytes)),
-        ("device memory, peak", peak.vram_bytes.map(bytes)),
-        ("time", run.seconds.map(seconds)),
-        ("speed", speed.and_then(|(moved, time)| rate(moved, time))),
-        ("layers delivered", run.deliveries.as_ref().map(|all| all.layers.to_string())),
-    ]
+/// The tables: changes, or layers, numbers and limits.
+fn sections(report: &Report, panels: &[Panel<'_>], page: &mut String) {
+    let plain = |_| "";
+    if let Some(changes) = &report.changes {
+        page.push_str("<section>\n<h2>What changed</h2>\n");
+        let [before, after] = &changes.files;
+        tables::plain(&format!("From {before} to {after}"), &changed::metrics(changes), plain, page);
+        tables::plain("Settings that differ", &changed::settings(changes), plain, page);
+        page.push_str("</section>\n");
+        return;
+    }
+    if panels.iter().any(|panel| !panel.ends.is_empty()) {
+        page.push_str("<section>\n<h2>Layers</h2>\n");
+        tables::layers(panels, page);
+        page.push_str("</section>\n");
+    }
+    if !panels.is_empty() {
+        page.push_str("<section>\n<h2>Numbers</h2>\n");
+        tables::numbers(report.command, panels, page);
+        further_numbers(report, panels, page);
+        page.push_str("</section>\n");
+    }
+    if !report.limits.is_empty() {
+        page.push_str("<section>\n<h2>Limits</h2>\n");
+        let class = |row: usize| if report.limits[row].passed { "pass" } else { "fail" };
+        tables::plain("Limits from the command line", &facts::limits(report), class, page);
+        page.push_str("</section>\n");
+    }
 }
 
-fn numbers(report: &Report, panels: &[Panel<'_>], page: &mut String) {
-    page.push_str("<h2>Numbers</h2>\n<div class=\"scroll\"><table>\n");
-    if panels.len() > 1 {
-        let headings: String =
-            panels.iter().map(|panel| format!("<th>{}</th>", xml(&panel.heading))).collect();
-        let _ = writeln!(page, "<tr><th></th>{headings}</tr>");
-    }
-    let columns: Vec<_> = panels.iter().map(|panel| values(report.command, panel.run)).collect();
-    for (row, (name, _)) in values(report.command, &Run::default()).iter().enumerate() {
-        let cells = columns.iter().map(|column| column[row].1.as_deref());
-        if cells.clone().any(|cell| cell.is_some()) {
-            let cells = cells.map(|cell| format!("<td>{}</td>", cell.map_or_else(|| "-".to_owned(), xml)));
-            let _ = writeln!(page, "<tr><th>{name}</th>{}</tr>", cells.collect::<String>());
-        }
-    }
-    page.push_str("</table></div>\n");
+/// Numbers of all runs, and of the last one.
+fn further_numbers(report: &Report, panels: &[Panel<'_>], page: &mut String) {
     if report.runs.len() > panels.len() {
         let highest = |value: &dyn Fn(&Run) -> Option<u64>| bytes(report.runs.iter().filter_map(value).max());
         let text = format!(
-            "Over all {} runs: host peak at most {}, RSS peak at most {}.",
+            "Over all {} runs: unreclaimable memory at most {}, RSS at most {}.",
             report.runs.len(),
             highest(&|run| run.peak.host_bytes),
             highest(&|run| run.peak.rss_bytes)
         );
-        let _ = writeln!(page, "<p>{text}</p>");
+        let _ = writeln!(page, "<p class=\"soft\">{text}</p>");
     }
     let moved = report.runs.last().and_then(|run| facts::moved(&run.io));
     let facts = facts::device(report).into_iter().chain(moved).chain(facts::verified(report));
     for fact in facts {
         if let Part::Fact(label, value) = fact {
-            let _ = writeln!(page, "<p>{label} {}</p>", xml(&value.plain()));
+            let _ = writeln!(page, "<p class=\"soft\">{label}: {}</p>", xml(&value.plain()));
         }
     }
-}
-
-fn limits(report: &Report, page: &mut String) {
-    let table = facts::limits(report);
-    let header = table.header();
-    if header.is_empty() {
-        return;
-    }
-    let titles: String = header.iter().map(|(title, _)| format!("<th>{}</th>", xml(title))).collect();
-    let _ = writeln!(page, "<h2>Limits</h2>\n<div class=\"scroll\"><table>\n<tr>{titles}</tr>");
-    for (limit, (_, cells)) in report.limits.iter().zip(table.rows()).take(LINES_MAX) {
-        let class = if limit.passed { "pass" } else { "fail" };
-        let cells = cells.iter().zip(&header).enumerate().map(|(column, (cell, (_, align)))| {
-            let text = xml(&cell.plain());
-            match (column, align) {
-                (0, _) => format!("<td class=\"{class}\"><b>{text}</b></td>"),
-                (_, Align::Right) => format!("<td class=\"n\">{text}</td>"),
-                (_, Align::Left) => format!("<td>{text}</td>"),
-            }
-        });
-        let _ = writeln!(page, "<tr>{}</tr>", cells.collect::<String>());
-    }
-    page.push_str("</table></div>\n");
 }
 
 fn notes(report: &Report, page: &mut String) {
     if report.notes.is_empty() {
         return;
     }
-    page.push_str("<h2>Notes</h2>\n<ul>\n");
+    page.push_str("<section>\n<h2>Notes</h2>\n<ul>\n");
     for note in report.notes.iter().take(LINES_MAX) {
         let _ = writeln!(page, "<li>{}</li>", xml(note));
     }
-    page.push_str("</ul>\n");
+    page.push_str("</ul>\n</section>\n");
 }
 
 /// Which program measured, and where.
 fn origin(report: &Report) -> String {
     let host = report.host.as_ref();
     let kernel = host.and_then(|host| host.kernel.as_ref()).map(|kernel| format!(" · kernel {kernel}"));
-    let memory = host.and_then(|host| host.ram_bytes).map(|size| format!(" · {} of memory", bytes(size)));
+    let memory = host
+        .and_then(|host| host.ram_bytes)
+        .map(|size| format!(" · {} of memory", crate::numbers::bytes(size)));
     format!(
         "{} {}{}{}",
         report.tool.name,
@@ -215,4 +237,16 @@ fn origin(report: &Report) -> String {
         kernel.unwrap_or_default(),
         memory.unwrap_or_default()
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::base64;
+
+    #[test]
+    fn base64_is_that_of_the_standard() {
+        let vectors = ["", "f", "fo", "foo", "foob", "fooba", "foobar"];
+        let expected = ["", "Zg==", "Zm8=", "Zm9v", "Zm9vYg==", "Zm9vYmE=", "Zm9vYmFy"];
+        assert_eq!(vectors.map(|text| base64(text.as_bytes())), expected);
+    }
 }

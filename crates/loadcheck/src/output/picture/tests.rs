@@ -9,7 +9,8 @@ use crate::report::{
 const MIB: u64 = 1 << 20;
 
 /// Sizes are promised for whatever a report holds.
-const BYTES_MAX: usize = 300 << 10;
+const PAGE_BYTES_MAX: usize = 512 << 10;
+const PICTURE_BYTES_MAX: usize = 300 << 10;
 
 /// A load of `layers` layers in two seconds: memory climbs to a plateau, and file pages come and
 /// go.
@@ -28,6 +29,9 @@ fn run(layers: u64, samples: u64, name: &dyn Fn(u64) -> String) -> Run {
             .map(|layer| Delivery {
                 layer: name(layer),
                 elapsed_us: 100_000 + 1_900_000 * layer / layers.max(1),
+                bytes: Some(10 * MIB),
+                read_bytes: Some(10 * MIB),
+                from_cache_bytes: Some(5 * MIB),
             })
             .collect(),
     };
@@ -83,6 +87,7 @@ fn report(runs: Vec<Run>) -> Report {
     let bytes = Some(800 * MIB);
     report.source = Some(Source { given: "models/small".to_owned(), bytes, ..Source::default() });
     report.runs = runs;
+    report.answer = crate::answers::answer(&report);
     report
 }
 
@@ -93,8 +98,7 @@ fn check_xml(text: &str) {
     let mut rest = text;
     while let Some(at) = rest.find('<') {
         let between = &rest[..at];
-        let entities = between.split('&').skip(1);
-        for entity in entities {
+        for entity in between.split('&').skip(1) {
             let known = ["amp;", "lt;", "gt;", "quot;", "#39;"];
             assert!(known.iter().any(|known| entity.starts_with(known)), "&{entity}");
         }
@@ -117,13 +121,17 @@ fn check_xml(text: &str) {
 /// Holds both to what is promised of any: small, sound, and nothing in it leads elsewhere.
 fn check(report: &Report) -> (String, String) {
     let (svg, html) = (svg(report), html(report));
-    for text in [&svg, &html] {
-        check_xml(text);
-        assert!(text.len() < BYTES_MAX, "{} bytes", text.len());
-        let elsewhere = text.replacen("xmlns=\"http://www.w3.org/2000/svg\"", "", 1).to_lowercase();
-        for word in
-            ["http", "//", "url(", "@import", "<script", "<link", "<img", "<use", "href=", "src=", "onload"]
-        {
+    assert!(svg.len() < PICTURE_BYTES_MAX, "{} bytes", svg.len());
+    assert!(html.len() < PAGE_BYTES_MAX, "{} bytes", html.len());
+    check_xml(&svg);
+    check_xml(&without_our_code(&html));
+    let namespace = "xmlns=\"http://www.w3.org/2000/svg\"";
+    for text in [svg.replacen(namespace, "", 1), without_our_code(&html)] {
+        let elsewhere = text.replacen("http-equiv=", "", 1).to_lowercase();
+        for word in [
+            "http", "//", "url(", "@import", "<script", "<link", "<img", "<use", "href=", "src=", "onload",
+            "style=",
+        ] {
             assert!(!elsewhere.contains(word), "{word}");
         }
         for number in ["NaN", "inf ", "inf\""] {
@@ -133,24 +141,52 @@ fn check(report: &Report) -> (String, String) {
     (svg, html)
 }
 
+/// The page without its script and its layout, and without the data of the script: numbers and
+/// names, as JSON.
+fn without_our_code(html: &str) -> String {
+    const DATA: &str = "<script type=\"application/json\">";
+    let mut rest = html.to_owned();
+    for ours in [include_str!("page.js"), include_str!("page.css")] {
+        assert_eq!(rest.matches(ours).count(), 1);
+        rest = rest.replacen(ours, "", 1);
+    }
+    rest = rest.replacen("<script>\n</script>", "", 1);
+    assert_eq!(rest.matches(DATA).count(), rest.matches("class=\"stage\"").count());
+    while let Some(at) = rest.find(DATA) {
+        let end = at + rest[at..].find("</script>").unwrap();
+        let data: serde_json::Value = serde_json::from_str(&rest[at + DATA.len()..end]).unwrap();
+        assert!(data["series"].is_array(), "{data}");
+        assert!(!rest[at + DATA.len()..end].contains('<'));
+        rest.replace_range(at..end + "</script>".len(), "");
+    }
+    rest
+}
+
 #[test]
 fn the_picture_of_a_load() {
     let (svg, html) = check(&report(vec![run(6, 40, &layer)]));
     insta::with_settings!({ prepend_module_to_snapshot => false, snapshot_path => "../../../tests/cli/output" }, {
         insta::assert_snapshot!("timeline_svg", svg);
+        let page = without_our_code(&html);
+        let (before, policy) = page.split_once("style-src").unwrap();
+        let (_, after) = policy.split_once("; base-uri").unwrap();
+        insta::assert_snapshot!("timeline_html", format!("{before}[two hashes]; base-uri{after}"));
     });
     for text in [
         "PASS",
         "64 MiB",
-        "<th>promised at most</th><td>80 MiB, kept</td>",
+        "<th scope=\"row\">promised at most</th><td>80 MiB, kept</td>",
         "400 MiB/s",
         "prefers-color-scheme",
     ] {
         assert!(html.contains(text), "{text}");
     }
-    assert!(svg.contains("RSS limit 88 MiB = start + budget 64 MiB + 16 MiB"), "{svg}");
-    assert!(svg.contains("<title>model.layers.2: delivered at 733 ms, host then"), "{svg}");
-    assert!(svg.contains("host peak 73 MiB (68 MiB over start) at 700 ms, model.layers.3"), "{svg}");
+    assert!(svg.contains("RSS limit 88 MiB = start 8 MiB + budget 64 MiB + 16 MiB"), "{svg}");
+    assert!(svg.contains("<title>model.layers.2: delivered at 733 ms, unreclaimable memory then"), "{svg}");
+    assert!(
+        svg.contains("peak of unreclaimable memory 73 MiB (68 MiB over start) at 700 ms, model.layers.3"),
+        "{svg}"
+    );
 }
 
 #[test]
@@ -199,7 +235,6 @@ fn a_thousand_layers_and_the_longest_run_stay_small() {
     let (svg, _) = check(&report(vec![run(1000, 4096, &layer)]));
     let cells = svg.matches("delivered at").count();
     assert!((100..=200).contains(&cells), "{cells} cells for a thousand layers");
-    assert!(svg.contains("several per tick"), "and the legend says so");
     assert!(svg.contains("<title>model.layers.1 to model.layers."), "{svg}");
 }
 
@@ -286,10 +321,10 @@ fn of_many_runs_the_highest_and_the_median_are_drawn() {
         })
         .collect();
     let (svg, html) = check(&report(runs.clone()));
+    assert!(svg.contains(">run 8 of 9, the highest peak<") && svg.contains(">run 5 of 9, the median time<"));
     assert!(
-        svg.contains(">run 8 of 9, the highest host peak<") && svg.contains(">run 5 of 9, the median time<")
+        html.contains("Two of 9 runs are drawn.") && html.contains("unreclaimable memory at most 90 MiB")
     );
-    assert!(html.contains("Two of 9 runs are drawn.") && html.contains("host peak at most 90 MiB"));
     let (svg, _) = check(&report(runs[..3].to_vec()));
     assert_eq!(svg.matches(">run ").count(), 3);
     let mut compared = report(runs);
@@ -298,8 +333,11 @@ fn of_many_runs_the_highest_and_the_median_are_drawn() {
         run.strategy = ["stream", "mmap", "read"][index % 3].to_owned();
     }
     let (svg, html) = check(&compared);
-    assert!(svg.contains(">mmap<") && html.contains("<th>stream</th><th>mmap</th><th>read</th>"), "{html}");
-    assert!(html.contains("Of each row, the run with the highest host peak."));
+    assert!(
+        svg.contains(">mmap<") && html.contains("<th scope=\"col\">mmap</th><th scope=\"col\">read</th>"),
+        "{html}"
+    );
+    assert!(html.contains("Of each row, the run with the highest peak."));
 }
 
 #[test]
@@ -335,9 +373,132 @@ fn thinning_keeps_the_highest_of_either_memory() {
     }
     let report = Report { runs: vec![run], ..Report::new(CommandName::Run) };
     let (panels, _) = panel::panels(&report);
-    let thinned = panels[0].thinned(20);
+    let thinned = panel::thinned(&panels[0].dots, panels[0].end_seconds(), 20);
     assert!(thinned.len() <= 21, "{}", thinned.len());
     let most = |of: fn(&panel::Dot) -> Option<f64>| thinned.iter().filter_map(of).reduce(f64::max);
     let mib = |count: u64| Some(crate::numbers::to_f64(count * MIB));
     assert_eq!((most(|dot| dot.vram), most(|dot| dot.host)), (mib(900), mib(500)));
+}
+
+/// Every text of a drawing and the area that it may take, by the estimate that places it.
+fn texts_of(svg: &str) -> Vec<(String, labels::Area)> {
+    let attribute = |tag: &str, name: &str| {
+        let from = tag.find(&format!(" {name}=\"")).map(|at| at + name.len() + 3)?;
+        Some(tag[from..].split('"').next().unwrap().to_owned())
+    };
+    let texts = svg.split("<text ").skip(1).map(|part| {
+        let (tag, rest) = part.split_once('>').unwrap();
+        let (tag, text) = (format!(" {tag}"), rest.split('<').next().unwrap());
+        let number = |name: &str| attribute(&tag, name).unwrap().parse::<f64>().unwrap();
+        let (size, width) = (number("font-size"), labels::text_width(text, number("font-size")));
+        let left = match attribute(&tag, "text-anchor").as_deref() {
+            Some("middle") => number("x") - width / 2.0,
+            Some("end") => number("x") - width,
+            _ => number("x"),
+        };
+        (text.to_owned(), labels::Area::of_text(left, number("y"), width, size))
+    });
+    texts.collect()
+}
+
+#[test]
+fn no_label_covers_another() {
+    for (host_mib, rss_mib, limit_mib, at) in
+        [(73, 73, 74, 0.0), (73, 74, 90, 2.0), (73, 84, 84, 1.0), (9, 10, 11, 0.01), (73, 80, 73, 1.99)]
+    {
+        let mut run = run(6, 40, &layer);
+        (run.peak.host_bytes, run.peak.rss_bytes) = (Some(host_mib * MIB), Some(rss_mib * MIB));
+        let place = Some(Place { layer: None, tensor: None, seconds: at });
+        (run.peak.at, run.peak.rss_at) = (place.clone(), place);
+        let mut found = report(vec![run]);
+        found.limits = ["host", "rss"]
+            .map(|metric| Limit { limit_bytes: Some(limit_mib * MIB), ..limit(metric) })
+            .into();
+        let (panels, _) = panel::panels(&found);
+        let plots = drawing::page_plots(&panels, drawing::Shape::Wide);
+        let texts = texts_of(&drawing::inline(&plots[0], drawing::Shape::Wide, 1, ""));
+        assert!(texts.iter().any(|(text, _)| text.starts_with("unreclaimable")), "the peak is named");
+        for (index, (one, area)) in texts.iter().enumerate() {
+            for (other, other_area) in &texts[index + 1..] {
+                assert!(
+                    !area.meets(other_area),
+                    "{one} / {other} of {host_mib}, {rss_mib}, {limit_mib}, {at}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_page_opens_with_the_answer_and_has_layers_as_a_table() {
+    let mut found = report(vec![run(6, 40, &layer)]);
+    found.host = Some(crate::report::Host {
+        cgroup: Some(crate::report::Cgroup { version: 2, limit_bytes: Some(128 * MIB) }),
+        ..Default::default()
+    });
+    let (svg, html) = check(&found);
+    assert!(svg.contains(">container limit 128 MiB<"), "{svg}");
+    let answer = "<h1>Loading needs 73 MiB of unreclaimable memory; a container of 192 MiB is enough.</h1>";
+    let row = "<th scope=\"row\">model.layers.1</th><td class=\"n\" data-value=\"10485760\">10 MiB</td>";
+    for text in
+        [answer, row, ">50 %</td>", ">32 MiB/s</td>", "<caption>Layers, in the order of delivery</caption>"]
+    {
+        assert!(html.contains(text), "{text}: {html}");
+    }
+    assert!(html.find("<h1>") < html.find("<svg"));
+    // Reports of earlier versions have no bytes of layers: no such columns.
+    for row in &mut found.runs[0].deliveries.as_mut().unwrap().rows {
+        (row.bytes, row.read_bytes, row.from_cache_bytes) = (None, None, None);
+    }
+    let (_, html) = check(&found);
+    assert!(html.contains(">delivered at</th>") && !html.contains(">from cache</th>"), "{html}");
+}
+
+#[test]
+fn the_policy_allows_the_script_and_the_style_of_the_page_alone() {
+    use sha2::Digest as _;
+    let html = html(&report(vec![run(6, 40, &layer)]));
+    let (_, policy) = html.split_once("Content-Security-Policy\" content=\"").unwrap();
+    let policy = policy.split('"').next().unwrap();
+    assert!(policy.starts_with("default-src 'none'; style-src 'sha256-"), "{policy}");
+    assert!(!policy.contains("unsafe") && !policy.contains('*'), "{policy}");
+    for name in ["style", "script"] {
+        let (_, text) = html.split_once(&format!("<{name}>")).unwrap();
+        let text = text.split_once(&format!("</{name}>")).unwrap().0;
+        let hash = page::base64(&sha2::Sha256::digest(text));
+        assert!(policy.contains(&format!("{name}-src 'sha256-{hash}'")), "{name} {hash}: {policy}");
+    }
+}
+
+#[test]
+fn two_reports_are_laid_over_each_other() {
+    let (before, mut after) = (run(6, 40, &layer), run(6, 400, &layer));
+    after.peak.host_bytes = Some(40 * MIB);
+    after.params.as_mut().unwrap().budget_bytes = 32 * MIB;
+    after.seconds = Some(1.0);
+    let names = ["a<b>.json".to_owned(), "b.json".to_owned()];
+    let changed = |before: Report, after: Report| crate::compare::changes(before, after, names.clone());
+    let mut found = changed(report(vec![before.clone(), before.clone()]), report(vec![after])).unwrap();
+    found.answer = crate::answers::answer(&found);
+    let (svg, html) = check(&found);
+    for (class, count) in [("before", 1), ("host", 1), ("anon", 0), ("edge", 0)] {
+        let lines = svg.matches(&format!("<path class=\"{class}\" d=\"M0-4.5")).count();
+        let curves = svg.matches(&format!("<path class=\"{class}\"")).count() - lines;
+        assert_eq!(curves, count, "{class}");
+    }
+    let sentence = "<h1>Unreclaimable memory peaks at 40 MiB instead of 73 MiB (-45 %), and it took 1 s instead of \
+                    2 s (-50 %); what differs: budget, runs.</h1>";
+    for text in [sentence, "a&lt;b&gt;.json", "<td>64 MiB</td><td>32 MiB</td>", "<td class=\"n\">-45 %</td>"]
+    {
+        assert!(html.contains(text), "{text}: {html}");
+    }
+    assert!(svg.contains("unreclaimable memory (MiB)") && svg.contains("class=\"peak-before\""), "{svg}");
+    // Others say nothing about each other.
+    let mut compared = report(vec![before.clone()]);
+    compared.command = CommandName::Compare;
+    let refused = changed(compared, report(vec![before])).unwrap_err().message;
+    assert_eq!(refused, "a<b>.json is a report of `compare`, and b.json one of `run`");
+    let doctor = || Report::new(CommandName::Doctor);
+    assert!(changed(doctor(), doctor()).unwrap_err().message.contains("`doctor` are not compared"));
+    assert!(changed(report(vec![]), report(vec![])).unwrap_err().message.contains("has no run"));
 }
