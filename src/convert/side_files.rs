@@ -558,7 +558,7 @@ mod tests {
     fn a_copy_that_cannot_be_written_names_the_target() {
         let folder = folder(&["config.json"]);
         let path = folder.path().join("config.json");
-        let file = SideFile { name: "config.json".to_owned(), path, bytes: 11 };
+        let file = SideFile { name: "config.json".to_owned(), path, bytes: 11, contents: None };
         let error = file.copy_to(&mut &mut [0; 3][..], Path::new("/t/config.json"), false).unwrap_err();
         assert_eq!(error.to_string(), "/t/config.json: cannot write");
         let gone = SideFile { path: folder.path().join("gone"), ..file };
