@@ -101,9 +101,9 @@ fn rows_of_queries_and_keys_are_in_the_order_of_the_model() {
     let cases = [
         (F32, 2, 1, 64, 2048),
         (F16, 6, 3, 10, 96),
-        (Q8_0, 4, 2, 64, 2048),
-        (Q4_K, 3, 3, 128, 2048),
-        (IQ1_S, 4, 1, 64, 2048),
+        (Q8_0, 4, 2, 64, 512),
+        (Q4_K, 3, 3, 128, 1024),
+        (IQ1_S, 2, 1, 64, 1024),
     ];
     for (kind, heads, kv_heads, head, columns) in cases {
         let folder = tempfile::tempdir().unwrap();

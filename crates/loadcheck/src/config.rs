@@ -6,10 +6,10 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use onelayer::{OpenOptions, TensorNames};
 use onelayer::Target;
 use onelayer::plan::{FloatType, HOST_BUDGET_FLOOR_BYTES};
 use onelayer::units::HumanBytes;
+use onelayer::{OpenOptions, TensorNames};
 use onelayer_fit::DeviceMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -177,7 +177,11 @@ impl LoadConfig {
             hash: false,
             verify: false,
             layers: args.layers.clone().map(RawPath),
-            opening: Opening { prefix: args.prefix.clone(), opaque_dtypes: args.opaque_dtypes, ..Opening::default() },
+            opening: Opening {
+                prefix: args.prefix.clone(),
+                opaque_dtypes: args.opaque_dtypes,
+                ..Opening::default()
+            },
         };
         (config, problems)
     }

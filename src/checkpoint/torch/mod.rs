@@ -116,6 +116,7 @@ mod testing {
             len_bytes: bytes.len().try_into().unwrap(),
             format: FileFormat::TorchZip,
             prefix: "",
+            first_keys: None,
             options: &options,
         };
         read(&input)

@@ -12,6 +12,7 @@ mod door;
 mod exec;
 mod exit_codes;
 mod fit;
+mod formats;
 mod gpu_check;
 mod hints;
 mod leak;
