@@ -52,8 +52,6 @@ mod residency;
 mod score;
 mod source_checkpoint;
 mod tensors;
-#[path = "../support/torch_corpus/mod.rs"]
-mod torch_corpus;
 mod torch_files;
 mod torch_hostile;
 mod torch_million;

@@ -1,6 +1,6 @@
 //! Tensors whose numbers lie, and containers that are traps.
 
-use onelayer_testing::torch_file::{Pickle, View, vector};
+use crate::torch_file::{Pickle, View, vector};
 
 use super::{Case, read, refused, zipped};
 
