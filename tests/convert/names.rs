@@ -270,4 +270,8 @@ fn what_is_not_exact_is_refused_by_name() {
         assert!(text.contains("model.gguf"), "{text}");
         Checkpoint::open(&path).unwrap();
     }
+    let folder = tempfile::tempdir().unwrap();
+    let twice = (0..2).fold(keys("llama", 2, 2), |file, _| tensor(file, "rope_freqs.weight", &[4]));
+    let error = named().open(written(folder.path(), &twice)).unwrap_err().to_string();
+    assert!(error.contains("`rope_freqs.weight`: is there twice"), "{error}");
 }

@@ -94,7 +94,13 @@ pub(super) fn read(input: &Input<'_>, table: &mut TensorTable) -> Result<Content
     for _ in 0..tensor_count {
         let tensor = tensor(input, &mut cursor)?;
         if !add(input, table, place, names.as_ref(), &tensor)? {
-            notes.push(format!("{} is left out: models compute it themselves", tensor.name()));
+            let note = format!("{} is left out: models compute it themselves", tensor.name());
+            if notes.contains(&note) {
+                return Err(
+                    input.invalid(tensor.entry, format!("tensor `{}`: is there twice", tensor.name()))
+                );
+            }
+            notes.push(note);
             left_out += 1;
         }
     }
