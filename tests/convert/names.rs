@@ -1,6 +1,11 @@
 //! GGUF files with the names of Hugging Face models: rows come back in the order of the model, as
 //! floats and as blocks, and what cannot be exact is refused by name.
-#![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::as_conversions,
+    clippy::cast_possible_truncation,
+    reason = "a test that cannot go on panics"
+)]
 
 use std::collections::BTreeMap;
 use std::fs;
