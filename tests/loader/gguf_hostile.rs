@@ -6,8 +6,9 @@
 use std::time::{Duration, Instant};
 
 use onelayer::checkpoint::{Checkpoint, CheckpointError, OpenOptions};
-use onelayer_testing::gguf_corpus::{cut_rows, good, named_rows};
 use onelayer_testing::gguf_file::{Value, text_bytes};
+
+use super::gguf_corpus::{cut_rows, good, named_rows};
 
 /// The kind of an error: the name of its variant.
 fn kind(error: &CheckpointError) -> String {

@@ -14,6 +14,8 @@ mod describe;
 mod examples;
 #[cfg(feature = "convert")]
 mod fuzz_corpus;
+#[path = "../support/gguf_corpus.rs"]
+mod gguf_corpus;
 mod gguf_hostile;
 mod gguf_load;
 #[path = "../support/header_structure.rs"]
@@ -52,6 +54,8 @@ mod residency;
 mod score;
 mod source_checkpoint;
 mod tensors;
+#[path = "../support/torch_corpus/mod.rs"]
+mod torch_corpus;
 mod torch_files;
 mod torch_hostile;
 mod torch_million;

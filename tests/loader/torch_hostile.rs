@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use onelayer::checkpoint::{Checkpoint, CheckpointError};
 
-use onelayer_testing::torch_corpus::{Case, DATA, Verdict, cases};
+use super::torch_corpus::{Case, DATA, Verdict, cases};
 
 /// Checks one case. Returns what is wrong.
 fn check(case: &Case, path: &std::path::Path) -> Result<(), String> {

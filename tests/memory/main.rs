@@ -5,4 +5,6 @@ mod allocator;
 mod load;
 mod metadata;
 mod passes;
+#[path = "../support/torch_corpus/mod.rs"]
+mod torch_corpus;
 mod torch_hostile;

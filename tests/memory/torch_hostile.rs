@@ -4,8 +4,8 @@
 use std::sync::atomic::Ordering;
 
 use crate::allocator::{LIVE, PEAK};
+use crate::torch_corpus::cases;
 use onelayer::checkpoint::OpenOptions;
-use onelayer_testing::torch_corpus::cases;
 
 const MIB: usize = 1 << 20;
 /// A pickle may describe a container in one byte, which takes 24 bytes and up to twice as much

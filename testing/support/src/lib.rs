@@ -6,11 +6,9 @@
 
 pub mod cuda_sim;
 pub mod driver;
-pub mod gguf_corpus;
 pub mod gguf_file;
 pub mod layouts;
 pub mod safetensors_file;
-pub mod torch_corpus;
 pub mod torch_file;
 
 mod again;

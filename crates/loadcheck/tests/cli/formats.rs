@@ -5,10 +5,11 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::gguf_corpus;
 use crate::support::{assert_code, run, stderr, stdout};
+use crate::torch_corpus::{self, Verdict};
 use onelayer_testing::gguf_file::{GgufFile, Value};
-use onelayer_testing::torch_corpus::{self, Verdict};
-use onelayer_testing::{gguf_corpus, sample};
+use onelayer_testing::sample;
 
 /// A GGUF file of a model with two blocks.
 fn gguf(arch: &str) -> Vec<u8> {

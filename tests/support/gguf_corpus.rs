@@ -1,7 +1,9 @@
 //! Hostile and broken GGUF files, each with the error that a strict reader must give. The published
 //! faults of other readers come first. Nothing here shares code with the reader.
 
-use crate::gguf_file::{GgufFile, Value, text_bytes};
+#![allow(clippy::unwrap_used, dead_code, reason = "each test program uses a part")]
+
+use onelayer_testing::gguf_file::{GgufFile, Value, text_bytes};
 
 const F32: u32 = 0;
 const F16: u32 = 1;
@@ -9,15 +11,16 @@ const Q4_0: u32 = 2;
 const Q4_K: u32 = 12;
 const I8: u32 = 24;
 
-/// A name, the file, and the error that a strict reader must give: its kind, and a part of its text.
-pub type Row = (String, Vec<u8>, &'static str, &'static str);
+/// A name, the file, and the error that a strict reader must give: its kind, and a part of its
+/// text.
+pub(crate) type Row = (String, Vec<u8>, &'static str, &'static str);
 
 fn row(label: impl Into<String>, file: &GgufFile, kind: &'static str, text: &'static str) -> Row {
     (label.into(), file.bytes(), kind, text)
 }
 
 /// A file with one tensor of 32 bytes, and keys.
-pub fn good() -> GgufFile {
+pub(crate) fn good() -> GgufFile {
     GgufFile::new()
         .key("general.architecture", Value::text("llama"))
         .key("general.alignment", Value::u32(32))
@@ -246,7 +249,7 @@ fn tensor_rows() -> Vec<Row> {
 }
 
 /// A good file, cut at every byte of its header and data.
-pub fn cut_rows() -> Vec<Row> {
+pub(crate) fn cut_rows() -> Vec<Row> {
     let file = good().bytes();
     let header = good().header().len();
     let row = |len: usize| {
@@ -261,6 +264,6 @@ pub fn cut_rows() -> Vec<Row> {
 }
 
 /// All files but those that are only cut.
-pub fn named_rows() -> Vec<Row> {
+pub(crate) fn named_rows() -> Vec<Row> {
     [published_rows(), start_rows(), key_rows(), tensor_rows()].concat()
 }

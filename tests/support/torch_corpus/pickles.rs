@@ -1,6 +1,6 @@
 //! Pickles: broken ones, bombs, and calls that must not happen.
 
-use crate::torch_file::{Pickle, vector};
+use onelayer_testing::torch_file::{Pickle, vector};
 
 use super::{Case, plain_pickle, read, refused, zipped};
 

@@ -1,6 +1,6 @@
 //! Tensors whose numbers lie, and containers that are traps.
 
-use crate::torch_file::{Pickle, View, vector};
+use onelayer_testing::torch_file::{Pickle, View, vector};
 
 use super::{Case, read, refused, zipped};
 

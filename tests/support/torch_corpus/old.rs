@@ -1,6 +1,6 @@
 //! The formats before zip: legacy and tar.
 
-use crate::torch_file::{Pickle, View, vector};
+use onelayer_testing::torch_file::{Pickle, View, vector};
 
 use super::{Case, DATA, read, refused};
 
@@ -306,7 +306,7 @@ fn tar() -> Vec<Case> {
 }
 
 /// A legacy file of the tensor's view, for readers that take offsets of views.
-pub fn legacy_of_view(offset: i64) -> Vec<u8> {
+pub(crate) fn legacy_of_view(offset: i64) -> Vec<u8> {
     let mut file = Legacy::plain();
     let view = View { offset, ..vector(&[4]) };
     let mut pickle = Pickle::new();

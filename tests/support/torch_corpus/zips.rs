@@ -1,6 +1,6 @@
 //! Archives: end records, directories, local headers and names that lie.
 
-use crate::torch_file::{ZipWriter, crc32};
+use onelayer_testing::torch_file::{ZipWriter, crc32};
 
 use super::{Case, DATA, plain, plain_pickle, read, refused};
 
