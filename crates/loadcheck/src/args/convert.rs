@@ -135,7 +135,7 @@ pub(crate) struct TensorArgs {
     /// A TOML file of [[rule]] tables, each with match = "REGEX" (on full names, not anchored) and
     /// dtype = "bf16", "f16", "f32" or "keep". The first rule that matches a tensor decides
     /// about it, whatever number type it has.
-    #[arg(long, value_name = "FILE.toml")]
+    #[arg(long, value_name = "FILE.toml", hide_short_help = true)]
     pub(crate) dtype_rules: Option<PathBuf>,
     /// Only these: a layer's id, or a regex on names
     ///
@@ -154,7 +154,7 @@ pub(crate) struct TensorArgs {
     /// As for `run`.
     #[arg(long, value_name = "NAME", hide_short_help = true)]
     pub(crate) prefix: Option<String>,
-    /// Names of a GGUF file's tensors: hf for those of the Hugging Face model
+    /// hf: name GGUF tensors as transformers does
     ///
     /// `blk.0.attn_q.weight` becomes `model.layers.0.self_attn.q_proj.weight`, and rows that
     /// llama.cpp's converter has reordered get the order of the model again. With --dtype
