@@ -139,6 +139,10 @@ def convert(loadcheck, source, target):
     return subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
 
 
+def has_no_way_back(model_type, arch, options, as_blocks):
+    return (model_type, arch, options) in REFUSED or arch == "gpt2" and as_blocks
+
+
 def check(loadcheck, folder, model_type, arch, options, as_blocks):
     """The problem, if there is one."""
     config = AutoConfig.for_model(model_type, **{**SMALL, **options})
@@ -149,7 +153,7 @@ def check(loadcheck, folder, model_type, arch, options, as_blocks):
     source, target = folder / "model.gguf", folder / "target"
     wanted = write(source, arch, model, as_blocks)
     done = convert(loadcheck, source, target)
-    if (model_type, arch, options) in REFUSED or arch == "gpt2" and as_blocks:
+    if has_no_way_back(model_type, arch, options, as_blocks):
         is_refused = done.returncode == 3 and "--names hf" in done.stderr and not target.exists()
         return None if is_refused else f"not refused: {done.returncode} {done.stderr}"
     if done.returncode:
@@ -183,7 +187,8 @@ def main():
                 problem = check(given.loadcheck, pathlib.Path(folder), model_type, arch, options, as_blocks)
             failed += problem is not None
             what = f"{arch} from {model_type} {options or ''}, {'Q8_0' if as_blocks else 'F32'}"
-            print(f"{what}: {problem or ('refused' if (model_type, arch, options) in REFUSED else 'same')}", flush=True)
+            right = "refused" if has_no_way_back(model_type, arch, options, as_blocks) else "same"
+            print(f"{what}: {problem or right}", flush=True)
     sys.exit(1 if failed else 0)
 
 
