@@ -8,6 +8,10 @@ fixtures/gguf_blocks.safetensors) and removes it. Reports source bytes per secon
 with --dtype bf16, both with two readers to host memory and to no device, their ratio as the median of pairs,
 the peak of memory over the start; and of gguf-py's dequantize on a part of the file (single precision, one
 thread).
+
+With --candle, the path of `gguf_reader` (cargo build --release --example gguf_reader in bindings/candle), it
+compares with candle's own reader instead: to f32 and to bf16, ours with one reader and with two, interleaved;
+medians, with the lowest and the highest of all rounds.
 """
 
 import argparse
@@ -55,8 +59,8 @@ def make(path, name, mib, layers):
     return 2 * layers * tensor_bytes
 
 
-def load(path, device, *more):
-    words = [LOADCHECK, "run", path, "--device", device, "--window", "1", "--readers", "2", "--cache", "warm"]
+def load(path, device, *more, readers=2):
+    words = [LOADCHECK, "run", path, "--device", device, "--window", "1", "--readers", readers, "--cache", "warm"]
     words += ["--json", *more]
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -75,6 +79,25 @@ def by_gguf_py(path, name, mib=64):
         return rows.nbytes / (time.perf_counter() - start)
 
 
+def beside_candle(path, source_bytes, name, reader, rounds):
+    """Prints the rates and peaks of candle's reader and of ours."""
+    for dtype in ("f32", "bf16"):
+        found = {"candle": [], "ours, 1 reader": [], "ours, 2 readers": []}
+        for _ in range(rounds):
+            done = subprocess.run([reader, path, dtype], capture_output=True, text=True, check=True)
+            seconds, peak_mib = done.stdout.split()
+            found["candle"].append((source_bytes / float(seconds) / 1e9, float(peak_mib)))
+            for readers in (1, 2):
+                run = load(path, "host", "--dtype", dtype, readers=readers)["runs"][0]
+                peak_bytes = run["peak"]["rss_bytes"] - run["baseline"]["rss_bytes"]
+                who = "ours, 1 reader" if readers == 1 else "ours, 2 readers"
+                found[who].append((source_bytes / run["seconds"] / 1e9, peak_bytes / (1 << 20)))
+        for who, runs in found.items():
+            rates, peaks = zip(*runs)
+            spread = f"({min(rates):.2f} to {max(rates):.2f})"
+            print(f"{name:6} {dtype:5} {who:16} {statistics.median(rates):6.2f} GB/s {spread:16} {max(peaks):6.0f} MiB")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", default=["Q4_K", "Q6_K", "Q8_0"])
@@ -82,7 +105,17 @@ def main():
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--candle", type=pathlib.Path, help="compare with candle's reader: the path of gguf_reader")
     args = parser.parse_args()
+    if args.candle:
+        for name in args.types:
+            path = args.directory / f"onelayer-{name}.gguf"
+            try:
+                source_bytes = make(path, name, args.mib, args.layers)
+                beside_candle(path, source_bytes, name, args.candle, args.pairs)
+            finally:
+                path.unlink()
+        return
     print(f"{'type':8} {'device':7} {'plain GB/s':>11} {'bf16 GB/s':>10} {'ratio':>6} {'peak MiB':>9} {'gguf-py':>8}")
     for name in args.types:
         path = args.directory / f"onelayer-{name}.gguf"

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -208,7 +209,18 @@ def gguf_seeds() -> list[bytes]:
     files += [gguf_file([], [gguf_tensor("a", [8], 24, 5), gguf_tensor("b", [8], 24, at)], 40) for at in (6, 13, 20)]
     big = struct.pack(">4sIQQ", b"GGUF", 3, 1, 0) + struct.pack(">Q", 1) + b"t" + struct.pack(">IQIQ", 1, 4, 24, 0)
     files.append(big + b"\0" * (-len(big) % 32) + b"data")
-    return files + [file[:cut] for file in files[2:4] for cut in (30, 60, 100, 140)] + [file[8:] for file in files[2:4]]
+    cuts = [file[:cut] for file in files[2:4] for cut in (30, 60, 100, 140)] + [file[8:] for file in files[2:4]]
+    return files + cuts + [gguf_model(key, arch) for arch in ("llama", "gpt2", "bloom", "gemma")]
+
+
+def gguf_model(key: Callable[[str, int, bytes], bytes], arch: str) -> bytes:
+    """A block of a model with two heads: what is renamed and put in order."""
+    keys = [key("general.architecture", 8, gguf_text(arch))]
+    keys += [key(f"{arch}.attention.head_count{more}", 4, struct.pack("<I", 2)) for more in ("", "_kv")]
+    q, qkv = ("blk.0.attn_q.weight", [32, 8]), ("blk.0.attn_qkv.weight", [4, 12])
+    tensors = [gguf_tensor("token_embd.weight", [4, 3], 0, 0), gguf_tensor("rope_freqs.weight", [2], 0, 64)]
+    tensors += [gguf_tensor(*q, 8, 96)] if arch == "llama" else [gguf_tensor(*qkv, 1, 96)]
+    return gguf_file(keys, tensors, 400)
 
 
 def torch_seeds() -> list[bytes]:

@@ -123,7 +123,7 @@ pub mod for_benches {
 }
 
 pub use self::checkpoint::{
-    BlockType, Checkpoint, CheckpointError, DType, FileFormat, OpenOptions, TensorEntry,
+    BlockType, Checkpoint, CheckpointError, DType, FileFormat, OpenOptions, TensorEntry, TensorNames,
 };
 pub use self::layers::{LayerId, LayerMap, Layers};
 pub use self::plan::{

@@ -64,6 +64,12 @@ pub enum SliceError {
         /// Its type as the file spells it.
         dtype: String,
     },
+    /// The rows lie in another order in the file, so only the whole tensor can be read.
+    #[error("{tensor:?} can only be read whole: its rows lie in another order in the file")]
+    Reordered {
+        /// The tensor.
+        tensor: String,
+    },
     /// Bytes beyond the end of the tensor.
     #[error(
         "{len_bytes} bytes from byte {offset_bytes} on go beyond the end of {tensor:?}, which has {tensor_bytes}"
@@ -127,7 +133,7 @@ impl Runs {
     pub(crate) fn of_slice(tensor: &TensorEntry<'_>, ranges: &[Range<u64>]) -> Result<Self, SliceError> {
         check(tensor, ranges)?;
         if !tensor.strides.is_empty() {
-            return Ok(Self::of_view(tensor, ranges));
+            return Self::of_view(tensor, ranges);
         }
         let is_cut = |(range, &len): (&Range<u64>, &u64)| *range != (0..len);
         let Some(innermost) = ranges.iter().zip(tensor.shape).rposition(is_cut) else {
@@ -146,17 +152,27 @@ impl Runs {
     }
 
     /// The runs of a tensor that is not row-major. `ranges` are inside it.
-    fn of_view(tensor: &TensorEntry<'_>, ranges: &[Range<u64>]) -> Self {
-        let element_bytes = tensor.dtype.bits().expect("only known types have strides") / 8;
-        let range = |place: usize| ranges.get(place).cloned().unwrap_or(0..tensor.shape[place]);
-        let dims = || tensor.strides.iter().enumerate().map(|(place, stride)| (range(place), stride));
+    fn of_view(tensor: &TensorEntry<'_>, ranges: &[Range<u64>]) -> Result<Self, SliceError> {
+        let (unit_bytes, steps) = tensor.steps();
+        if ranges.iter().zip(tensor.shape).all(|(range, &len)| *range == (0..len)) {
+            return Ok(Self::of_loops(0, unit_bytes, steps.rev()));
+        }
+        if tensor.stride_dims != tensor.shape {
+            return Err(SliceError::Reordered { tensor: tensor.name.to_owned() });
+        }
+        let dims = || {
+            let whole = tensor.shape[ranges.len()..].iter().map(|&len| 0..len);
+            ranges.iter().cloned().chain(whole).zip(steps.clone().map(|(_, stride_bytes)| stride_bytes))
+        };
         if dims().any(|(range, _)| range.is_empty()) {
-            return Self::contiguous(0, 0);
+            return Ok(Self::contiguous(0, 0));
         }
         // No product exceeds the extent, which is inside the file.
-        let start_bytes = dims().map(|(range, stride)| range.start * stride * element_bytes).sum();
-        let loops = dims().map(|(range, stride)| (range.end - range.start, stride * element_bytes));
-        Self::of_loops(start_bytes, element_bytes, loops.rev())
+        let start_bytes = dims().map(|(range, stride_bytes)| range.start * stride_bytes).sum();
+        let mut loops: Vec<_> =
+            dims().map(|(range, stride_bytes)| (range.end - range.start, stride_bytes)).collect();
+        loops.reverse();
+        Ok(Self::of_loops(start_bytes, unit_bytes, loops.into_iter()))
     }
 
     /// Repetitions of an element, the innermost first, with the distance of one to the next.
@@ -303,7 +319,9 @@ mod tests {
         let elements: u64 = shape.iter().product();
         let extent = ByteRange::with_len(100, elements * dtype.bits().unwrap_or(8) / 8).unwrap();
         let (id, shard) = (TensorId(0), ShardId(0));
-        TensorEntry { id, name: "w", dtype, dtype_name: dtype.name(), shape, shard, extent, strides: &[] }
+        let (strides, stride_dims) = (&[][..], &[][..]);
+        let dtype_name = dtype.name();
+        TensorEntry { id, name: "w", dtype, dtype_name, shape, shard, extent, strides, stride_dims }
     }
 
     /// The elements of a slice in order, by the definition of row-major.
@@ -367,7 +385,7 @@ mod tests {
         for (shape, strides) in cases {
             let last: u64 = shape.iter().zip(strides).map(|(len, stride)| (len - 1) * stride).sum();
             let extent = ByteRange::with_len(100, (last + 1) * 2).unwrap();
-            let view = TensorEntry { strides, extent, ..tensor(DType::Bf16, shape) };
+            let view = TensorEntry { strides, stride_dims: shape, extent, ..tensor(DType::Bf16, shape) };
             assert_eq!(view.len_bytes(), shape.iter().product::<u64>() * 2);
             for first in all_ranges(shape[0]) {
                 let second = 0..shape[1];

@@ -5,9 +5,9 @@
 //! find them.
 
 use onelayer::Layers;
-use onelayer::checkpoint::DType;
+use onelayer::checkpoint::{DType, OpenOptions, TensorEntry, TensorNames};
 
-use super::header::{check_message, open_bounded};
+use super::header::{check_message, open_bounded, open_bounded_with};
 use super::layers::check_layers;
 use super::scratch::Scratch;
 
@@ -53,5 +53,28 @@ fn check_file(bytes: &[u8]) {
         }
         let layers = Layers::group(&checkpoint).expect("whatever the names are");
         check_layers(&layers, checkpoint.tensor_count());
+        let names = OpenOptions::new().names(TensorNames::HuggingFace);
+        match open_bounded_with(path, bytes.len(), &names) {
+            Ok(named) => {
+                assert!(named.tensor_count() <= checkpoint.tensor_count());
+                named.tensors().for_each(|tensor| check_strides(&tensor));
+            }
+            Err(error) => {
+                assert!(error.is_invalid(), "{error}");
+                check_message(&error);
+            }
+        }
     });
+}
+
+/// The strides of a tensor go through all elements of its extent.
+fn check_strides(tensor: &TensorEntry<'_>) {
+    assert_eq!(tensor.len_bytes(), tensor.extent.len_bytes());
+    let elements = |dims: &[u64]| dims.iter().product::<u64>();
+    if !tensor.strides.is_empty() {
+        assert_eq!(elements(tensor.stride_dims), elements(tensor.shape));
+        let steps = tensor.stride_dims.iter().zip(tensor.strides);
+        let last: u64 = steps.map(|(len, stride)| (len - 1) * stride).sum();
+        assert_eq!(last + 1, elements(tensor.shape));
+    }
 }

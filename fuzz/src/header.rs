@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use onelayer::checkpoint::CheckpointError;
+use onelayer::checkpoint::{CheckpointError, OpenOptions};
 use onelayer::{Checkpoint, Layers};
 
 use super::layers::check_layers;
@@ -56,7 +56,16 @@ pub(crate) fn check_file(bytes: &[u8]) {
 
 /// Opens a checkpoint with a header or index of this size and checks the memory promise.
 pub(crate) fn open_bounded(path: &Path, text_bytes: usize) -> Result<Checkpoint, CheckpointError> {
-    let (outcome, peak_bytes) = peak_of(|| Checkpoint::open(path));
+    open_bounded_with(path, text_bytes, &OpenOptions::new())
+}
+
+/// The same with options.
+pub(crate) fn open_bounded_with(
+    path: &Path,
+    text_bytes: usize,
+    options: &OpenOptions,
+) -> Result<Checkpoint, CheckpointError> {
+    let (outcome, peak_bytes) = peak_of(|| options.open(path));
     let allowed_bytes = 4 * u64::try_from(text_bytes).expect("a length fits") + MEMORY_BYTES;
     assert!(peak_bytes <= allowed_bytes, "{peak_bytes} bytes of heap for {text_bytes} of text");
     outcome

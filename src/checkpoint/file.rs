@@ -14,6 +14,7 @@ use super::format::{Contents, Input};
 use super::header::HeaderParser;
 use super::identity::{FileIdentity, OpenFault, open_regular};
 use super::json::JsonReader;
+use super::metadata::FileMetadata;
 use super::options::{OpenOptions, Selection};
 use super::tensor::{Coverage, LayoutFault, Mark, Shard, TensorTable};
 use super::{FileFormat, gguf, torch};
@@ -28,17 +29,32 @@ const FIRST_BYTES: usize = 512;
 /// Bytes of text in memory at a time. Small enough for the processor's second-level cache.
 const BUFFER_BYTES: u64 = 64 << 10;
 
-/// Reads one file and appends its tensors, with `name_prefix` before their names. Returns notes for
-/// people too. If the file is refused, the table is unchanged.
-pub(super) fn read(
-    path: &Path,
-    name_prefix: &str,
-    options: &OpenOptions,
-    table: &mut TensorTable,
-) -> Result<(Shard, Vec<String>), CheckpointError> {
+/// A file to read.
+#[derive(Clone, Copy)]
+pub(super) struct OneFile<'a> {
+    pub(super) path: &'a Path,
+    /// Put before the names of its tensors.
+    pub(super) prefix: &'a str,
+    pub(super) options: &'a OpenOptions,
+    /// The free text of the first file of its set; `None` for the first file.
+    pub(super) first_keys: Option<&'a FileMetadata>,
+}
+
+/// A file that was read.
+pub(super) struct FileRead {
+    pub(super) shard: Shard,
+    /// Sentences for people.
+    pub(super) notes: Vec<String>,
+    /// Its tensors that are not in the table.
+    pub(super) left_out: u64,
+}
+
+/// Reads one file and appends its tensors. If the file is refused, the table is unchanged.
+pub(super) fn read(one: OneFile<'_>, table: &mut TensorTable) -> Result<FileRead, CheckpointError> {
+    let path = one.path;
     let (file, identity) = open(path)?;
     let mark = table.mark();
-    let outcome = read_open(path, &file, identity, name_prefix, options, table, mark);
+    let outcome = read_open(one, &file, identity, table, mark);
     if outcome.is_err() {
         table.rewind(mark);
     }
@@ -48,16 +64,15 @@ pub(super) fn read(
 }
 
 fn read_open(
-    path: &Path,
+    one: OneFile<'_>,
     file: &File,
     identity: FileIdentity,
-    prefix: &str,
-    options: &OpenOptions,
     table: &mut TensorTable,
     mark: Mark,
-) -> Result<(Shard, Vec<String>), CheckpointError> {
+) -> Result<FileRead, CheckpointError> {
+    let OneFile { path, prefix, options, first_keys } = one;
     let format = format_of(file);
-    let input = Input { path, file, len_bytes: identity.len_bytes, format, prefix, options };
+    let input = Input { path, file, len_bytes: identity.len_bytes, format, prefix, options, first_keys };
     if let (Selection::Named(part), FileFormat::Safetensors | FileFormat::Gguf) = (&options.selection, format)
     {
         let (path, part, found) =
@@ -73,9 +88,10 @@ fn read_open(
     };
     let sealed = table.seal_file(mark, coverage);
     let data = sealed.map_err(|fault| layout_error(path, fault, coverage))?;
-    let Contents { metadata, notes } = contents;
+    let Contents { metadata, notes, left_out } = contents;
     let (path, name_prefix) = (path.to_owned(), prefix.into());
-    Ok((Shard { path, format, identity, data, metadata, name_prefix }, notes))
+    let shard = Shard { path, format, identity, data, metadata, name_prefix };
+    Ok(FileRead { shard, notes, left_out })
 }
 
 /// Reads the header of a safetensors file. Its tensors take all bytes behind it.
@@ -86,7 +102,7 @@ fn safetensors(input: &Input<'_>, table: &mut TensorTable) -> Result<(Contents, 
     let allow_opaque = options.allow_opaque_dtypes;
     let metadata = HeaderParser { path, prefix, allow_opaque, json, table }.parse()?;
     let data = ByteRange::new(header.end(), len_bytes).expect("the header lies inside the file");
-    Ok((Contents { metadata, notes: Vec::new() }, Coverage::Exact(data)))
+    Ok((Contents { metadata, notes: Vec::new(), left_out: 0 }, Coverage::Exact(data)))
 }
 
 /// The format, by the first bytes; safetensors if they are of no other.
@@ -307,7 +323,9 @@ mod tests {
         let mut read_text = |header: &str| {
             let len = to_u64(header.len()).to_le_bytes();
             std::fs::write(&path, [&len[..], header.as_bytes(), b"x"].concat()).unwrap();
-            let outcome = read(&path, "part/", &OpenOptions::new(), &mut table);
+            let options = &OpenOptions::new();
+            let one = OneFile { path: &path, prefix: "part/", options, first_keys: None };
+            let outcome = read(one, &mut table);
             (outcome.is_ok(), table.len(), table.names.len(), table.dims.len())
         };
         let good = r#"{"t":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;

@@ -15,11 +15,18 @@ pub(crate) fn checkpoint_of(path: &Path, tensors: &[Tensor<'_>]) -> Checkpoint {
     let (file, identity) = file::open(path).unwrap();
     let (mut table, format) = (TensorTable::default(), FileFormat::TorchZip);
     let options = OpenOptions::new();
-    let input =
-        Input { path, file: &file, len_bytes: identity.len_bytes, format, prefix: "", options: &options };
+    let input = Input {
+        path,
+        file: &file,
+        len_bytes: identity.len_bytes,
+        format,
+        prefix: "",
+        options: &options,
+        first_keys: None,
+    };
     let mark = table.mark();
     for &(name, dtype, shape, strides, start) in tensors {
-        input.add(&mut table, FoundTensor { name, dtype, shape, strides, start }).unwrap();
+        input.add(&mut table, FoundTensor { name, dtype, shape, dims: shape, strides, start }).unwrap();
     }
     let data = table.seal_file(mark, Coverage::Any).unwrap();
     let path = path.to_owned();

@@ -14,7 +14,7 @@ use std::path::Path;
 use super::error::{CheckpointError, kept, shape_text};
 use super::metadata::FileMetadata;
 use super::options::OpenOptions;
-use super::tensor::{Record, Span, TensorTable, View};
+use super::tensor::{Record, Span, StoredUnit, TensorTable, View};
 use super::{DType, FileFormat};
 use crate::units::ByteRange;
 
@@ -28,6 +28,8 @@ pub(super) struct Input<'a> {
     /// Put before the name of each tensor.
     pub(super) prefix: &'a str,
     pub(super) options: &'a OpenOptions,
+    /// What the first file of its set says about the model; `None` for the first file.
+    pub(super) first_keys: Option<&'a FileMetadata>,
 }
 
 /// What a file holds beside its tensors.
@@ -35,6 +37,8 @@ pub(super) struct Contents {
     pub(super) metadata: FileMetadata,
     /// Sentences for people, as in [`Checkpoint::notes`](super::Checkpoint::notes).
     pub(super) notes: Vec<String>,
+    /// Tensors that were not added to the table.
+    pub(super) left_out: u64,
 }
 
 /// One tensor, as a header describes it.
@@ -45,7 +49,10 @@ pub(super) struct FoundTensor<'a> {
     pub(super) dtype: DType,
     /// Elements per dimension, outermost first.
     pub(super) shape: &'a [u64],
-    /// Elements from one index to the next, for each dimension; empty if row-major.
+    /// The dimensions that `strides` belong to: the shape, or a division of it with the same
+    /// elements.
+    pub(super) dims: &'a [u64],
+    /// Elements from one index to the next, for each of `dims`; empty if row-major.
     pub(super) strides: &'a [u64],
     /// Its first byte, counted from the start of the file.
     pub(super) start: u64,
@@ -59,7 +66,7 @@ impl Input<'_> {
         table: &mut TensorTable,
         tensor: FoundTensor<'_>,
     ) -> Result<(), CheckpointError> {
-        let FoundTensor { name, dtype, shape, strides, start } = tensor;
+        let FoundTensor { name, dtype, shape, dims, strides, start } = tensor;
         let too_many = |what| {
             let limit = u64::from(u32::MAX);
             CheckpointError::TooMany { path: self.path.to_owned(), what, limit }
@@ -68,7 +75,7 @@ impl Input<'_> {
             let (path, tensor, shape) = (self.path.to_owned(), kept(name), shape_text(shape));
             return Err(CheckpointError::SizeOverflow { path, tensor, dtype, shape });
         };
-        let is_strided = !strides.is_empty() && packed_bytes > 0 && !is_row_major(shape, strides);
+        let is_strided = !strides.is_empty() && packed_bytes > 0 && !is_row_major(dims, strides);
         let spanned_bytes = match is_strided {
             true => self.spanned_bytes(&tensor)?,
             false => packed_bytes,
@@ -96,7 +103,11 @@ impl Input<'_> {
         let mut detail = 0;
         if is_strided {
             let strides = table.add_dims(strides).ok_or_else(|| too_many("dimensions"))?;
-            table.views.push(View { strides });
+            let dims = match dims == table.shape(shape) {
+                true => shape,
+                false => table.add_dims(dims).ok_or_else(|| too_many("dimensions"))?,
+            };
+            table.views.push(View { dims, strides });
             detail = u32::try_from(table.views.len()).map_err(|_| too_many("views"))?;
         }
         let (start, end) = (extent.start(), extent.end());
@@ -107,21 +118,25 @@ impl Input<'_> {
     /// Bytes from the first element of a strided tensor to the end of its last.
     fn spanned_bytes(&self, tensor: &FoundTensor<'_>) -> Result<u64, CheckpointError> {
         let refuse = |advice| {
-            let (strides, shape) = (shape_text(tensor.strides), shape_text(tensor.shape));
-            self.refused(tensor.name, format!("strides {strides} for shape {shape}"), advice)
+            let (strides, dims) = (shape_text(tensor.strides), shape_text(tensor.dims));
+            self.refused(tensor.name, format!("strides {strides} for shape {dims}"), advice)
         };
-        let mut steps = tensor.shape.iter().zip(tensor.strides);
-        if tensor.shape.len() != tensor.strides.len() {
+        let mut steps = tensor.dims.iter().zip(tensor.strides);
+        if tensor.dims.len() != tensor.strides.len() {
             return Err(refuse("the file is not what torch.save writes"));
         }
         if steps.clone().any(|(&len, &stride)| len > 1 && stride == 0) {
             return Err(refuse("expanded tensors are not read: save tensor.contiguous()"));
         }
-        let element_bytes = tensor.dtype.bits().filter(|bits| bits.is_multiple_of(8)).map(|bits| bits / 8);
-        let element_bytes = element_bytes.ok_or_else(|| refuse("packed types cannot have strides"))?;
+        let unit = StoredUnit::of(tensor.dtype).ok_or_else(|| refuse("packed types cannot have strides"))?;
+        let is_cut = |(&len, &stride): (&u64, &u64)| len > 1 && !stride.is_multiple_of(unit.elements);
+        let rows = tensor.dims.len().saturating_sub(1);
+        if unit.elements > 1 && (steps.clone().take(rows).any(is_cut) || tensor.strides.last() != Some(&1)) {
+            return Err(refuse("blocks cannot be cut"));
+        }
         let last =
             steps.try_fold(0_u64, |last, (&len, &stride)| last.checked_add((len - 1).checked_mul(stride)?));
-        let spanned = last.and_then(|last| last.checked_add(1)?.checked_mul(element_bytes));
+        let spanned = last.and_then(|last| (last.checked_add(1)? / unit.elements).checked_mul(unit.bytes));
         spanned.ok_or_else(|| refuse("no file has so many bytes"))
     }
 

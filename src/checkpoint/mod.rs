@@ -30,7 +30,7 @@ pub use self::identity::{FileIdentity, FileKind};
 #[allow(unused_imports, reason = "the readers of the source stage reopen files with these")]
 pub(crate) use self::identity::{OpenFault, open_regular, open_regular_with};
 pub use self::metadata::FileMetadata;
-pub use self::options::OpenOptions;
+pub use self::options::{OpenOptions, TensorNames};
 #[allow(unused_imports, reason = "used by the converter, which can be left out")]
 pub(crate) use self::path_rule::relative as relative_name;
 pub use self::tensor::{Shard, ShardId, TensorEntry, TensorId};

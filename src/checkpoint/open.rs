@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use super::directory::{Choice, LISTED_MAX, choose, gguf_set, not_read};
 use super::error::{CheckpointError, kept};
-use super::file;
+use super::file::{self, OneFile};
 use super::identity::FileKind;
 use super::index::{FILES_MAX, WeightMap};
 use super::options::OpenOptions;
@@ -236,12 +236,15 @@ impl Set<'_> {
     fn add(&mut self, part: &Part) -> Result<(), CheckpointError> {
         part.check_present()?;
         let (mark, first_shard) = (self.table.mark(), self.shards.len());
-        let mut problems = Vec::new();
+        let (mut problems, mut left_out) = (Vec::new(), 0);
         for path in part.files() {
-            match file::read(&path, &part.prefix, self.options, &mut self.table) {
-                Ok((shard, notes)) => {
-                    self.notes.extend(notes.iter().map(|note| format!("{}: {note}", path.display())));
-                    self.shards.push(shard);
+            let first_keys = self.shards.get(first_shard).map(|shard| &shard.metadata);
+            let one = OneFile { path: &path, prefix: &part.prefix, options: self.options, first_keys };
+            match file::read(one, &mut self.table) {
+                Ok(read) => {
+                    self.notes.extend(read.notes.iter().map(|note| format!("{}: {note}", path.display())));
+                    self.shards.push(read.shard);
+                    left_out += read.left_out;
                 }
                 Err(problem) => problems.push(problem),
             }
@@ -258,7 +261,7 @@ impl Set<'_> {
         }
         let shards = &self.shards[first_shard..];
         if shards.iter().any(|shard| shard.format == FileFormat::Gguf) {
-            gguf::check_split(shards, to_u64(self.table.sorted_since(mark).len()))?;
+            gguf::check_split(shards, to_u64(self.table.sorted_since(mark).len()) + left_out)?;
         }
         if let Some((path, map)) = &part.index {
             let comparison = Comparison { set: self, path, map, prefix: &part.prefix, mark, first_shard };

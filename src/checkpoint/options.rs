@@ -18,6 +18,18 @@ pub struct OpenOptions {
     pub(super) header_bytes_max: u64,
     pub(super) allow_opaque_dtypes: bool,
     pub(super) selection: Selection,
+    pub(super) names: TensorNames,
+}
+
+/// The names of a GGUF file's tensors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TensorNames {
+    /// Those of the file: `blk.0.attn_q.weight`.
+    #[default]
+    AsStored,
+    /// Those of the model in transformers: `model.layers.0.self_attn.q_proj.weight`.
+    HuggingFace,
 }
 
 /// What is read of a PyTorch file.
@@ -37,6 +49,7 @@ impl Default for OpenOptions {
             header_bytes_max: HEADER_BYTES_MAX,
             allow_opaque_dtypes: false,
             selection: Selection::default(),
+            names: TensorNames::default(),
         }
     }
 }
@@ -78,6 +91,19 @@ impl OpenOptions {
     #[must_use]
     pub fn select(mut self, part: impl Into<String>) -> Self {
         self.selection = Selection::Named(part.into().into_boxed_str());
+        self
+    }
+
+    /// Names the tensors of GGUF files as the model in transformers does, and gives them the order
+    /// of rows that they have there: llama.cpp's converter changes it for some architectures.
+    /// Architectures and tensors for which that is not exact are refused by name. Tensors that only
+    /// llama.cpp has (`rope_freqs.weight`) are left out, which [`Checkpoint::notes`] says. Files of
+    /// other formats keep their names.
+    ///
+    /// [`Checkpoint::notes`]: super::Checkpoint::notes
+    #[must_use]
+    pub fn names(mut self, names: TensorNames) -> Self {
+        self.names = names;
         self
     }
 

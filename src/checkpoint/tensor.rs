@@ -54,12 +54,52 @@ pub struct TensorEntry<'a> {
     pub shard: ShardId,
     /// Its bytes, counted from the start of the file: from the first element to the end of the last.
     pub extent: ByteRange,
-    /// Elements from one index to the next in the file, for each dimension. Empty for row-major
-    /// tensors. Tensors are delivered row-major.
+    /// Elements from one index to the next in the file, for each of `stride_dims`. Empty for
+    /// row-major tensors. Tensors are delivered row-major.
     pub strides: &'a [u64],
+    /// The dimensions that `strides` belong to: the shape, or a finer division of it, as where the
+    /// rows of each head have another order. Empty for row-major tensors.
+    pub stride_dims: &'a [u64],
+}
+
+/// The smallest part of a tensor that a file stores: an element of whole bytes, or a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StoredUnit {
+    pub(crate) elements: u64,
+    pub(crate) bytes: u64,
+}
+
+impl StoredUnit {
+    /// `None` for elements that do not take whole bytes.
+    pub(crate) fn of(dtype: DType) -> Option<Self> {
+        match dtype {
+            DType::Block(block) => Some(Self { elements: block.elements(), bytes: block.bytes() }),
+            element => {
+                let bits = element.bits().filter(|bits| bits.is_multiple_of(8))?;
+                Some(Self { elements: 1, bytes: bits / 8 })
+            }
+        }
+    }
 }
 
 impl TensorEntry<'_> {
+    /// How a tensor with strides lies in its file: bytes of a unit, and for each of `stride_dims`
+    /// the units along it and the bytes from one to the next.
+    ///
+    /// # Panics
+    /// If its elements do not take whole bytes; such tensors have no strides.
+    pub(crate) fn steps(&self) -> (u64, impl DoubleEndedIterator<Item = (u64, u64)> + Clone) {
+        let unit = StoredUnit::of(self.dtype).expect("only elements of whole bytes have strides");
+        let steps = self.stride_dims.iter().zip(self.strides).map(move |(&len, &stride)| {
+            // Blocks lie along the innermost dimension: checked when the file was opened.
+            match stride < unit.elements && unit.elements > 1 {
+                true => (len / unit.elements, unit.bytes),
+                false => (len, stride / unit.elements * unit.bytes),
+            }
+        });
+        (unit.bytes, steps)
+    }
+
     /// Bytes of its elements: of the extent, unless it is not row-major there.
     ///
     /// # Panics
@@ -127,6 +167,8 @@ pub(super) struct Record {
 /// How a tensor that is not row-major lies in its extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct View {
+    /// The dimensions that the strides belong to, in `dims`.
+    pub(super) dims: Span,
     /// In `dims`.
     pub(super) strides: Span,
 }
@@ -279,15 +321,20 @@ impl TensorTable {
             shard,
             extent: record.extent(),
             strides: self.strides(record),
+            stride_dims: self.view(record).map_or(&[], |view| self.shape(view.dims)),
         }
     }
 
-    fn strides(&self, record: &Record) -> &[u64] {
+    fn view(&self, record: &Record) -> Option<View> {
         let view = match record.dtype {
             DType::Opaque => None,
             _ => to_usize(u64::from(record.detail)).checked_sub(1),
         };
-        view.map_or(&[], |view| self.shape(self.views[view].strides))
+        view.map(|view| self.views[view])
+    }
+
+    fn strides(&self, record: &Record) -> &[u64] {
+        self.view(record).map_or(&[], |view| self.shape(view.strides))
     }
 
     /// The strides of a tensor alone.

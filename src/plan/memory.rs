@@ -7,7 +7,7 @@ use crate::units::{Alignment, HumanBytes, MIB, to_u64};
 
 use super::io::{is_mostly_direct, window_bytes};
 use super::layout::Layout;
-use super::permute::{longest_unit, unit_blocks};
+use super::permute::largest_need;
 use super::quantise::SCALE_SHARE;
 use super::reads::{SLOT_BLOCKS_OF_FLOATS_MIN, longest_row, row_blocks};
 use super::resident::{ResidentMemory, WindowShape};
@@ -263,16 +263,17 @@ fn smallest_slot(checkpoint: &Checkpoint, layout: &Layout, limits: &PlanLimits) 
     let blocks = if placements.iter().any(is_decoded) { SLOT_BLOCKS_OF_FLOATS_MIN } else { SLOT_BLOCKS_MIN };
     let usual = SLOT_BYTES_MIN.max(alignment.bytes().saturating_mul(blocks));
     let of = |blocks: u64, count: u64| blocks.saturating_mul(count).saturating_add(alignment.bytes());
-    // Rows and units are not cut: a read may begin up to one earlier, and has at least one. Another
-    // unit is scratch, and a widened read is up to four times as long.
-    let (row, unit) = (of(row_blocks(placements, alignment), 2), of(unit_blocks(placements, alignment), 6));
+    // Rows are not cut: a read may begin up to one earlier, and has at least one.
+    let row = of(row_blocks(placements, alignment), 2);
+    let need = largest_need(placements, alignment);
+    let unit = need.map_or(0, |need| need.slot_bytes);
     let because = |what, (bytes, tensor): (u64, TensorId)| {
         format!(", since {what} of {:?} is {}", checkpoint.name_of(tensor), HumanBytes(bytes))
     };
     let why = match usual.max(row).max(unit) {
         most if most == usual => None,
         most if most == row => longest_row(placements).map(|row| because("a row", row)),
-        _ => longest_unit(placements).map(|unit| because("what has to be put in order", unit)),
+        _ => need.map(|need| because("what has to be put in order", (need.unit_bytes, need.tensor))),
     };
     (usual.max(row).max(unit), why.unwrap_or_default())
 }

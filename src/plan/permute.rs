@@ -6,10 +6,12 @@
 //! ```text
 //! shape [O, I, 3, 3], channels last     unit: one of the O blocks      file: unit 0, unit 1, ...
 //! shape [R, C], transposed              unit: the whole tensor
+//! heads of alternating halves           unit: the rows of a head
 //! ```
 //!
 //! Reads hold whole units. Each unit is permuted in the slot, with the free end of the slot as
-//! scratch. So a slot has to be about three units long, and the plan chooses it so.
+//! scratch. So a slot has to be about four units long, or three that were widened, and the plan
+//! chooses it so.
 
 use std::num::NonZeroU32;
 
@@ -45,9 +47,8 @@ impl Permutation {
     /// The permutation of a tensor that takes all bytes of its extent; `None` if it leaves gaps,
     /// or if a unit is longer than 4 GiB.
     fn of(tensor: &TensorEntry<'_>) -> Option<Self> {
-        let element_bytes = tensor.dtype.bits()? / 8;
-        let dims = tensor.shape.iter().zip(tensor.strides).filter(|&(&len, _)| len > 1);
-        let dims: Vec<(u64, u64)> = dims.map(|(&len, &stride)| (len, stride * element_bytes)).collect();
+        let (element_bytes, steps) = tensor.steps();
+        let dims: Vec<(u64, u64)> = steps.filter(|&(len, _)| len > 1).collect();
         let mut by_stride = dims.clone();
         by_stride.sort_unstable_by_key(|&(_, stride)| stride);
         let filled = by_stride.iter().try_fold(element_bytes, |inner, &(len, stride)| {
@@ -121,11 +122,35 @@ pub(super) fn unit_blocks(placements: &[Placement], alignment: Alignment) -> u64
 }
 
 /// The longest unit: its bytes, and its tensor.
-pub(super) fn longest_unit(placements: &[Placement]) -> Option<(u64, TensorId)> {
+fn longest_unit(placements: &[Placement]) -> Option<(u64, TensorId)> {
     let units = placements
         .iter()
         .filter_map(|placement| Some((u64::from(placement.permuted_unit_bytes?.get()), placement.tensor)));
     units.max_by_key(|&(bytes, _)| bytes)
+}
+
+/// What a permuted tensor asks of slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct UnitNeed {
+    pub(super) slot_bytes: u64,
+    pub(super) unit_bytes: u64,
+    pub(super) tensor: TensorId,
+}
+
+/// The largest slot that a permuted tensor needs: a read may begin up to a unit early and has at
+/// least one, another unit is scratch. A widened read has no more than these two.
+pub(super) fn largest_need(placements: &[Placement], alignment: Alignment) -> Option<UnitNeed> {
+    let needs = placements.iter().filter_map(|placement| {
+        let unit_bytes = u64::from(placement.permuted_unit_bytes?.get());
+        let unit = alignment.up(unit_bytes)?;
+        let widened = placement.cast.map_or(0, |cast| {
+            let two = (2 * unit + alignment.bytes()).div_ceil(cast.source_unit_bytes());
+            (two + 1).saturating_mul(cast.target_unit_bytes())
+        });
+        let slot_bytes = (4 * unit).max(widened).saturating_add(alignment.bytes());
+        Some(UnitNeed { slot_bytes, unit_bytes, tensor: placement.tensor })
+    });
+    needs.max_by_key(|need| need.slot_bytes)
 }
 
 /// The permuted tensors of a plan.

@@ -232,6 +232,12 @@ impl Cuts {
         let scratch_bytes = unit_blocks(std::slice::from_ref(only), self.alignment);
         let Some(cast) = widening(only) else { return self.slot_bytes - self.uncut_bytes - scratch_bytes };
         let (source, target) = (cast.source_unit_bytes(), cast.target_unit_bytes());
+        if only.permuted_unit_bytes.is_some() {
+            // `phase + ratio * (stride + unit) <= slot`, and so with the scratch before the cast.
+            let widened = (self.slot_bytes - self.alignment.bytes()) / target * source;
+            let before = self.slot_bytes - scratch_bytes;
+            return self.alignment.down(widened.min(before)) - scratch_bytes;
+        }
         let slot_bytes = match cast.unit_elements() {
             1 => self.slot_bytes,
             _ => self.slot_bytes.min(DECODED_BYTES.max(self.alignment.bytes() * SLOT_BLOCKS_OF_FLOATS_MIN)),
@@ -239,14 +245,14 @@ impl Cuts {
         // The first read of a run, widened, is no longer than the others: `phase + ratio * (stride
         // - phase)`.
         if !is_split(only, self.alignment) {
-            return self.alignment.down(slot_bytes * source / target) - scratch_bytes;
+            return self.alignment.down(slot_bytes * source / target);
         }
         // A read may begin almost a unit early, somewhere in its first block of the file:
         // `phase + ratio * (stride + unit) <= slot`. Elements of whole alignments begin and end
         // equally early, so they have no unit more.
         let early = if self.alignment.bytes().is_multiple_of(source) { 0 } else { source };
         let widened = (slot_bytes - self.alignment.bytes()) / target * source - early;
-        self.alignment.down(widened) - scratch_bytes
+        self.alignment.down(widened)
     }
 
     /// Number of reads of a run; `None` if there are too many, or if its aligned end overflows.

@@ -4,5 +4,6 @@
 mod at_once;
 mod files;
 mod layouts;
+mod names;
 mod round_trip;
 mod verify;

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use onelayer::Checkpoint;
-use onelayer::convert::{Conversion, Experts, Grouping, KernelCopy, Part};
+use onelayer::convert::{Conversion, ConvertError, Experts, Grouping, KernelCopy, Part};
+use onelayer::{Checkpoint, PlanError};
 
 fn fixture(name: &str) -> PathBuf {
     onelayer_testing::repository().join("fixtures/checkpoints").join(name)
@@ -200,4 +200,35 @@ fn neither_runs_nor_jobs_nor_parts_change_a_byte() {
     assert!(files(&path("one")) == files(&path("eight")));
     assert!(files(&path("one")) == files(&path("parts")));
     assert!(tensors(&source) == tensors(&path("one")));
+}
+
+/// The transposed tensor is one unit, which takes four times its bytes in the slot.
+#[test]
+fn what_is_put_in_order_can_become_longer() {
+    use onelayer::FloatType;
+    use onelayer::convert::Casting;
+    use onelayer_testing::torch_file::{Pickle, View, archive};
+
+    let (rows, columns) = (1031, 1500);
+    let view = View { offset: 0, shape: &[rows, columns], strides: &[1, rows] };
+    let pickle =
+        Pickle::new().raw(b"}").text("w").tensor("ByteStorage", "0", rows * columns, &view).raw(b"s").end();
+    let data = onelayer_testing::random_bytes(usize::try_from(rows * columns).unwrap(), 7);
+    let folder = tempfile::tempdir().unwrap();
+    let (source, target) = (folder.path().join("w.pt"), folder.path().join("target"));
+    fs::write(&source, archive(&pickle, &[&data]).0).unwrap();
+    let settings = |budget_bytes| {
+        let settings = Conversion::new().dtype_rule(|_| Some(Casting::To(FloatType::F32)));
+        settings.host_budget(budget_bytes).verify(true)
+    };
+    let error = settings(16 << 20).prepare(&source, &target).unwrap_err();
+    let ConvertError::Plan(PlanError::BudgetTooSmall { smallest_bytes, .. }) = error else {
+        panic!("{error}")
+    };
+    assert!(settings(smallest_bytes).prepare(&source, &target).unwrap().run().unwrap().is_complete);
+    let (rows, columns) = (1031, 1500);
+    let places = (0..rows).flat_map(|row| (0..columns).map(move |column| column * rows + row));
+    let expected: Vec<u8> = places.flat_map(|at| f32::from(data[at]).to_le_bytes()).collect();
+    let found = &tensors(&target)["w"];
+    assert!(found.0 == "F32" && found.2 == expected);
 }

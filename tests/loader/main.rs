@@ -14,6 +14,8 @@ mod describe;
 mod examples;
 #[cfg(feature = "convert")]
 mod fuzz_corpus;
+#[path = "../support/gguf_corpus.rs"]
+mod gguf_corpus;
 mod gguf_hostile;
 mod gguf_load;
 #[path = "../support/header_structure.rs"]

@@ -6,10 +6,10 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use onelayer::OpenOptions;
 use onelayer::Target;
 use onelayer::plan::{FloatType, HOST_BUDGET_FLOOR_BYTES};
 use onelayer::units::HumanBytes;
+use onelayer::{OpenOptions, TensorNames};
 use onelayer_fit::DeviceMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -114,12 +114,16 @@ pub(crate) struct Opening {
     pub(crate) prefix: Option<String>,
     /// Unknown dtypes pass as bytes.
     pub(crate) opaque_dtypes: bool,
+    /// GGUF files get the names of Hugging Face models.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) hf_names: bool,
 }
 
 impl Opening {
     /// The library's options.
     pub(crate) fn options(&self) -> OpenOptions {
-        let options = OpenOptions::new().allow_opaque_dtypes(self.opaque_dtypes);
+        let names = if self.hf_names { TensorNames::HuggingFace } else { TensorNames::AsStored };
+        let options = OpenOptions::new().allow_opaque_dtypes(self.opaque_dtypes).names(names);
         match self.prefix.as_deref() {
             None => options,
             Some("") => options.whole_file(),
@@ -173,7 +177,11 @@ impl LoadConfig {
             hash: false,
             verify: false,
             layers: args.layers.clone().map(RawPath),
-            opening: Opening { prefix: args.prefix.clone(), opaque_dtypes: args.opaque_dtypes },
+            opening: Opening {
+                prefix: args.prefix.clone(),
+                opaque_dtypes: args.opaque_dtypes,
+                ..Opening::default()
+            },
         };
         (config, problems)
     }

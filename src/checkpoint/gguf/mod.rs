@@ -13,14 +13,16 @@
 use super::CheckpointError;
 use super::format::{Contents, FoundTensor, Input};
 use super::tensor::TensorTable;
-use super::{DType, Shard};
+use super::{DType, Shard, TensorNames};
 use crate::units::to_u64;
 
 use self::cursor::Cursor;
+use self::names::Names;
 use self::types::{TensorType, tensor_type};
 
 mod cursor;
 mod metadata;
+mod names;
 mod split;
 mod types;
 
@@ -52,6 +54,19 @@ struct Tensor {
     offset: u64,
 }
 
+impl Tensor {
+    fn name(&self) -> &str {
+        std::str::from_utf8(&self.name[..self.name_len]).expect("checked as it was read")
+    }
+}
+
+/// Where the tensors of a file lie, and how.
+#[derive(Clone, Copy)]
+struct Place {
+    data_start: u64,
+    is_big_endian: bool,
+}
+
 /// Reads the tensors of a file.
 pub(super) fn read(input: &Input<'_>, table: &mut TensorTable) -> Result<Contents, CheckpointError> {
     let is_big_endian = is_big_endian(input)?;
@@ -69,11 +84,27 @@ pub(super) fn read(input: &Input<'_>, table: &mut TensorTable) -> Result<Content
         tensor(input, &mut cursor)?;
     }
     let data_start = cursor.offset().next_multiple_of(keys.alignment);
+    let names = match input.options.names {
+        TensorNames::AsStored => None,
+        TensorNames::HuggingFace => Some(Names::of(input, input.first_keys.unwrap_or(&keys.metadata))?),
+    };
+    let place = Place { data_start, is_big_endian };
     let mut cursor = Cursor::new(input, list, is_big_endian);
+    let (mut notes, mut left_out) = (Vec::new(), 0);
     for _ in 0..tensor_count {
-        add(input, table, data_start, is_big_endian, &tensor(input, &mut cursor)?)?;
+        let tensor = tensor(input, &mut cursor)?;
+        if !add(input, table, place, names.as_ref(), &tensor)? {
+            let note = format!("{} is left out: models compute it themselves", tensor.name());
+            if notes.contains(&note) {
+                return Err(
+                    input.invalid(tensor.entry, format!("tensor `{}`: is there twice", tensor.name()))
+                );
+            }
+            notes.push(note);
+            left_out += 1;
+        }
     }
-    Ok(Contents { metadata: keys.metadata, notes: Vec::new() })
+    Ok(Contents { metadata: keys.metadata, notes, left_out })
 }
 
 /// The byte order, by the version, which has to be 2 or 3.
@@ -140,15 +171,15 @@ fn tensor(input: &Input<'_>, cursor: &mut Cursor<'_>) -> Result<Tensor, Checkpoi
     Ok(Tensor { entry, name, name_len, shape, rank, dtype, offset })
 }
 
-/// Adds a tensor to the table.
+/// Adds a tensor to the table; false if it is left out.
 fn add(
     input: &Input<'_>,
     table: &mut TensorTable,
-    data_start: u64,
-    is_big_endian: bool,
+    place: Place,
+    names: Option<&Names>,
     tensor: &Tensor,
-) -> Result<(), CheckpointError> {
-    let name = std::str::from_utf8(&tensor.name[..tensor.name_len]).expect("checked as it was read");
+) -> Result<bool, CheckpointError> {
+    let name = tensor.name();
     let shape = &tensor.shape[..tensor.rank];
     let dtype = tensor.dtype;
     if let DType::Block(block) = dtype {
@@ -162,11 +193,11 @@ fn add(
             return Err(input.invalid(tensor.entry, reason));
         }
     }
-    if is_big_endian && dtype.bits() != Some(8) {
+    if place.is_big_endian && dtype.bits() != Some(8) {
         let advice = "convert it: python -m gguf.scripts.gguf_convert_endian FILE little";
         return Err(input.refused(name, format!("{dtype} in big-endian order"), advice));
     }
-    let start = data_start.checked_add(tensor.offset).ok_or_else(|| {
+    let start = place.data_start.checked_add(tensor.offset).ok_or_else(|| {
         let reason = format!(
             "tensor `{}`: expected an offset inside the file, found {}",
             name.escape_debug(),
@@ -174,5 +205,13 @@ fn add(
         );
         input.invalid(tensor.entry, reason)
     })?;
-    input.add(table, FoundTensor { name, dtype, shape, strides: &[], start })
+    let Some(names) = names else {
+        input.add(table, FoundTensor { name, dtype, shape, dims: &[], strides: &[], start })?;
+        return Ok(true);
+    };
+    let Some(renamed) = names.rename(input, name, dtype, shape)? else { return Ok(false) };
+    let (name, shape) = (&*renamed.name, &*renamed.shape);
+    let (dims, strides) = (&*renamed.dims, &*renamed.strides);
+    input.add(table, FoundTensor { name, dtype, shape, dims, strides, start })?;
+    Ok(true)
 }

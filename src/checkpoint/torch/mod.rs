@@ -79,7 +79,7 @@ pub(super) fn read(input: &Input<'_>, table: &mut TensorTable) -> Result<Content
             deliver(input, table, &arena, root, held, |storage| legacy.start_of(storage))?
         }
     };
-    Ok(Contents { metadata: FileMetadata::default(), notes })
+    Ok(Contents { metadata: FileMetadata::default(), notes, left_out: 0 })
 }
 
 /// Fills the table with the tensors below `root`. `held` is what was needed to read the pickle.
@@ -116,6 +116,7 @@ mod testing {
             len_bytes: bytes.len().try_into().unwrap(),
             format: FileFormat::TorchZip,
             prefix: "",
+            first_keys: None,
             options: &options,
         };
         read(&input)

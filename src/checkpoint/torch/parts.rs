@@ -288,7 +288,7 @@ impl<F: Fn(u32) -> Option<u64>> Delivery<'_, F> {
             },
             _ => shape,
         };
-        self.input.add(table, FoundTensor { name, dtype, shape, strides, start })
+        self.input.add(table, FoundTensor { name, dtype, shape, dims: shape, strides, start })
     }
 
     fn packed(&self, name: &str, element: Element) -> CheckpointError {

@@ -6,7 +6,7 @@
 use super::super::hash_pass::{HashPass, PassEvent};
 use super::super::read_file::OpenShard;
 use super::{ConvertError, Findings, PassOver, Stated, Work, note_fallbacks};
-use crate::checkpoint::{Checkpoint, DType, TensorEntry, TensorId};
+use crate::checkpoint::{Checkpoint, DType, FileFormat, TensorEntry, TensorId};
 use crate::footprint::{items_bytes, list_bytes};
 use crate::load::TensorReader;
 use crate::plan::{Cast, CastOp, FloatType, Quantisation, Quantised, SCALE_SUFFIX, Transform};
@@ -83,6 +83,13 @@ impl Comparison {
         let is_extra = |entry: &TensorEntry<'_>| source.find(entry.name).is_none() && !is_scale(entry);
         for entry in target.tensors().filter(is_extra) {
             findings.differ(entry.name, "is not in the source".to_owned());
+        }
+        let is_gguf = source.shards().iter().any(|shard| shard.format == FileFormat::Gguf);
+        if pairs.is_empty() && is_gguf {
+            findings.note(
+                "no tensor has its name in the source: compare with --names hf if it was converted so"
+                    .to_owned(),
+            );
         }
         if left_out > 0 {
             findings.note(format!("{left_out} tensors of the source were left out on purpose"));

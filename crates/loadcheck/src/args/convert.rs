@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use onelayer::convert::Part;
 
-use super::values::{ExpertsArg, Io};
+use super::values::{ExpertsArg, Io, NamesArg};
 use super::{OutputArgs, Quantise, parse_float_type};
 use crate::sizes::Size;
 use onelayer::FloatType;
@@ -24,6 +24,7 @@ Examples:
   loadcheck convert ./model ./layers --verify
   loadcheck convert ./model ./bf16 --dtype bf16 --exclude '^vision_tower'
   loadcheck convert ./layers ./whole --merge --max-shard-size 5GB
+  loadcheck convert model.gguf ./layers --names hf --dtype bf16
   loadcheck convert ./model ./layers --part 1/8      on each of eight machines
   loadcheck convert ./model ./layers --finish        once all of them are done";
 
@@ -134,7 +135,7 @@ pub(crate) struct TensorArgs {
     /// A TOML file of [[rule]] tables, each with match = "REGEX" (on full names, not anchored) and
     /// dtype = "bf16", "f16", "f32" or "keep". The first rule that matches a tensor decides
     /// about it, whatever number type it has.
-    #[arg(long, value_name = "FILE.toml")]
+    #[arg(long, value_name = "FILE.toml", hide_short_help = true)]
     pub(crate) dtype_rules: Option<PathBuf>,
     /// Only these: a layer's id, or a regex on names
     ///
@@ -153,6 +154,15 @@ pub(crate) struct TensorArgs {
     /// As for `run`.
     #[arg(long, value_name = "NAME", hide_short_help = true)]
     pub(crate) prefix: Option<String>,
+    /// hf: name GGUF tensors as transformers does
+    ///
+    /// `blk.0.attn_q.weight` becomes `model.layers.0.self_attn.q_proj.weight`, and rows that
+    /// llama.cpp's converter has reordered get the order of the model again. With --dtype
+    /// transformers loads the target, once config.json and the tokenizer of the model are beside
+    /// the files. An architecture for which that is not exact is refused. Other formats have these
+    /// names already.
+    #[arg(long, value_name = "HOW", hide_possible_values = true)]
+    pub(crate) names: Option<NamesArg>,
     /// Write tied weights once
     ///
     /// Leaves out a tensor outside of all stacks that has the same bytes as an earlier one, such as
@@ -234,6 +244,9 @@ pub(crate) struct VerifyArgs {
     /// Dictionary of a PyTorch file that SOURCE is, as for `convert`
     #[arg(long, value_name = "NAME", requires = "against")]
     pub(crate) prefix: Option<String>,
+    /// Names of a GGUF file that SOURCE is, as for `convert`
+    #[arg(long, value_name = "HOW", hide_possible_values = true, requires = "against")]
+    pub(crate) names: Option<NamesArg>,
     /// Fail if there is no hash to check the weights by
     ///
     /// Hashes are in the manifest of a conversion, and in the names of files in the Hugging Face

@@ -142,6 +142,13 @@ pub(crate) enum ExpertsArg {
     PerFile,
 }
 
+/// `--names`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum NamesArg {
+    /// those of Hugging Face models
+    Hf,
+}
+
 /// `--cache`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -35,7 +35,8 @@ pub(crate) fn run(args: &VerifyArgs, output: &Output, terminal: &Terminal) -> Ou
     };
     let against = against.flatten();
     report.source = Some(directory.named(Source::default()));
-    let opening = Opening { prefix: args.prefix.clone(), ..Opening::default() };
+    let (prefix, hf_names) = (args.prefix.clone(), args.names.is_some());
+    let opening = Opening { prefix, hf_names, ..Opening::default() };
     let verification = Verification::default().open_options(opening.options());
     let mut outcome = verify(report, &directory, against.as_ref(), verification, &interrupts, terminal);
     let is_unchecked = outcome.report.verification.as_ref().is_some_and(|found| found.bytes == 0);

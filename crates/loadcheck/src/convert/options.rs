@@ -70,7 +70,8 @@ impl Options {
 
     /// How the files of the source are opened.
     pub(crate) fn opening(&self) -> Opening {
-        Opening { prefix: self.args.tensors.prefix.clone(), ..Opening::default() }
+        let tensors = &self.args.tensors;
+        Opening { prefix: tensors.prefix.clone(), hf_names: tensors.names.is_some(), ..Opening::default() }
     }
 
     /// The library's settings, with patterns and sizes resolved against the source.
@@ -166,6 +167,7 @@ impl Options {
         let mut options = Vec::new();
         options.extend(files.max_shard_size.map(|size| format!("--max-shard-size {size}")));
         options.extend(tensors.prefix.iter().map(|prefix| format!("--prefix {}", shell_word(prefix))));
+        options.extend(tensors.names.map(|names| format!("--names {}", name_of(names))));
         options.extend(files.experts.map(|experts| format!("--experts {}", name_of(experts))));
         options.extend(files.merge.then(|| "--merge".to_owned()));
         options.extend(files.layers.as_deref().map(|file| path("--layers", file)));

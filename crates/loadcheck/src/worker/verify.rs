@@ -156,7 +156,7 @@ fn read_elements(file: &File, entry: &TensorEntry<'_>, start: u64, target: &mut 
     let element_len = usize::try_from(element_bytes).unwrap_or(usize::MAX);
     for (number, target) in (start / element_bytes..).zip(target.chunks_mut(element_len)) {
         let mut rest = number;
-        let inward = entry.shape.iter().zip(entry.strides).rev();
+        let inward = entry.stride_dims.iter().zip(entry.strides).rev();
         let places = inward.map(|(len, stride)| {
             let index = rest % len;
             rest /= len;

@@ -12,6 +12,9 @@ mod door;
 mod exec;
 mod exit_codes;
 mod fit;
+mod formats;
+#[path = "../../../../tests/support/gguf_corpus.rs"]
+mod gguf_corpus;
 mod gpu_check;
 mod hints;
 mod leak;
@@ -27,6 +30,8 @@ mod sources;
 mod support;
 mod synth;
 mod timeline;
+#[path = "../../../../tests/support/torch_corpus/mod.rs"]
+mod torch_corpus;
 mod transformers;
 mod verify;
 mod worker;
