@@ -369,7 +369,8 @@ pub(crate) struct ExportArgs {
     pub(crate) export_markdown: Option<PathBuf>,
     /// Keep a sample of memory every MS milliseconds in the report
     ///
-    /// In JSON, under runs[].samples. At most 4096 rows are kept; of those that share a row, the
+    /// In JSON, under runs[].samples. A report that is saved as JSON keeps them every 5 ms anyway.
+    /// At most 4096 rows are kept; of those that share a row, the
     /// highest counts.
     #[arg(long, value_name = "MS", hide_short_help = true, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub(crate) timeline: Option<u64>,

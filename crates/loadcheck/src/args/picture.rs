@@ -11,14 +11,14 @@ pub(super) const REPORT_ABOUT: &str =
     "Renders a saved report, or compares two; loads nothing
 
 Takes the reports of every command but `plan` and `inspect`, whose layers are read from headers again faster than from a \
-report. A picture (.html, .svg) needs a report of `run`, `compare` or `exec` that was made with --timeline, --export-html or \
---export-svg: others hold no curve. Exit code 0 if it could be rendered, whatever the report says.
+report. A picture (.html, .svg) needs a report of `run`, `compare` or `exec` that was saved with -o or --export-json, or made \
+with --timeline: others hold no curve. Exit code 0 if it could be rendered, whatever the report says.
 
 Two reports of `run`, `exec` or `compare`: the peaks, time, rate and settings of both, and what changed in one sentence. A \
 picture lays their lines of unreclaimable memory over each other.
 
 Examples:
-  loadcheck ./model --timeline 5 --export-json r.json
+  loadcheck ./model -o r.json
   loadcheck report r.json -o r.html
   loadcheck report r.json -o r.svg
   loadcheck report r.json -o r.md

@@ -234,9 +234,12 @@ impl Output {
     }
 
     /// The interval of the samples to keep, in milliseconds: `asked` for by `--timeline`, or else
-    /// the default if a picture needs samples.
+    /// the default if a picture needs samples, or may be made of the saved file.
     pub(crate) fn timeline_ms(&self, asked: Option<u64>) -> Option<u64> {
-        let draws = self.format.is_picture() || self.exports.iter().any(|(format, _)| format.is_picture());
+        let keeps = |format: Format| format.is_picture() || format == Format::Json;
+        let is_saved = self.target.is_some() && keeps(self.format);
+        let draws =
+            self.format.is_picture() || is_saved || self.exports.iter().any(|(format, _)| keeps(*format));
         asked.or_else(|| draws.then(|| u64::try_from(INTERVAL_DEFAULT.as_millis()).unwrap_or(u64::MAX)))
     }
 

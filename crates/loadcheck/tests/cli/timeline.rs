@@ -160,7 +160,10 @@ fn a_saved_report_is_rendered_again() {
 fn other_reports_are_rendered_as_far_as_they_go() {
     let place = workplace();
     let path = place.path();
-    assert_code(&run(path, "model -o run.json"), 0);
+    // A report on stdout has no curve, one in a file has.
+    fs::write(path.join("run.json"), stdout(&run(path, "model --json"))).unwrap();
+    assert_code(&run(path, "model -o saved.json"), 0);
+    assert_code(&run(path, "report saved.json -o saved.html"), 0);
     assert_code(&run(path, "doctor -o doctor.json"), 0);
     assert_code(&run(path, "plan model -o plan.json"), 0);
     fs::write(path.join("other.json"), r#"{"schema": "loadcheck/9"}"#).unwrap();
