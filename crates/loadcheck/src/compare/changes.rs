@@ -7,7 +7,7 @@ use crate::report::{Change, ChangedSetting, Changes, CommandName, Compared, Outc
 /// A report on both. Host, source, command and limits are those of the second one.
 ///
 /// # Errors
-/// Reports that cannot be compared: of different commands, of one that has no peaks, or without a run.
+/// Reports that cannot be compared: of different commands, of one without peaks, or without a run.
 pub(crate) fn changes(before: Report, after: Report, files: [String; 2]) -> Result<Report, Problem> {
     if let Some(problem) = refusal(&before, &after, &files) {
         return Err(problem);
