@@ -126,6 +126,10 @@ pub struct VerifyReport {
     pub tensors: u64,
     /// Bytes of those tensors.
     pub bytes: u64,
+    /// Those of them that the conversion cast to another type, by its manifest.
+    pub cast: u64,
+    /// Those of them that it quantised, values and scales, by its manifest.
+    pub quantised: u64,
     /// Every fault; empty if all is well. After a thousand, one entry says how many more there are.
     pub differences: Vec<Difference>,
     /// Notes for a person: a manifest is missing, tensors were left out on purpose.

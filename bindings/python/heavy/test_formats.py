@@ -224,3 +224,43 @@ def test_files_of_gguf_py(tmp_path: Path) -> None:
     with onelayer.open(path).stream(window="all") as layers:
         raw = {name: tensor for layer in layers for name, tensor in layer.items()}
         assert raw["blk.0.ffn_up.weight"].nbytes == 32 * 256 // 32 * 34
+
+
+def test_a_model_runs_from_a_gguf_file(tmp_path: Path) -> None:
+    """By the names of transformers, with the rows of q and k put back, in blocks that become floats on the way."""
+    gguf = pytest.importorskip("gguf")
+    torch.manual_seed(3)
+    heads, kv_heads = SMALL["num_attention_heads"], SMALL["num_key_value_heads"]
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)).eval()
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(SMALL["num_hidden_layers"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, SMALL["num_hidden_layers"])
+    for name, tensor in model.state_dict().items():
+        kind = gguf.GGMLQuantizationType.Q8_0 if tensor.ndim == 2 else gguf.GGMLQuantizationType.F32
+        values = gguf.quants.quantize(tensor.numpy(), kind)
+        tensor.copy_(torch.from_numpy(gguf.quants.dequantize(values, kind)))
+        for part, count in (("q_proj", heads), ("k_proj", kv_heads)):
+            if part in name:
+                rows = values.reshape(count, 2, values.shape[0] // count // 2, -1)
+                values = rows.swapaxes(1, 2).reshape(values.shape)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), values, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    checkpoint = onelayer.open(path, names="hf")
+    assert set(checkpoint.keys()) == set(model.state_dict())
+    tokens = torch.randint(0, SMALL["vocab_size"], (1, 9))
+    empty = onelayer.torch.empty(transformers.LlamaForCausalLM, model.config)
+    with torch.no_grad(), onelayer.torch.stream_forward(empty, checkpoint, memory="1GiB", dtype="float32"):
+        assert torch.equal(empty(tokens).logits, model(tokens).logits)
+    onelayer.convert(checkpoint, tmp_path / "layers", dtype="f32")
+    model.config.save_pretrained(tmp_path / "layers")
+    loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "layers").eval()
+    assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+    with pytest.raises(ValueError, match="names="):
+        onelayer.open(path, names="torch")

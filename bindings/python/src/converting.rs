@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use onelayer::checkpoint::OpenOptions;
+use onelayer::checkpoint::{OpenOptions, TensorNames};
 use onelayer::convert::{
     Casting, Conversion, ConvertReport, Experts, Grouping, KernelCopy, Part, Verification, VerifyReport,
     WriteMode,
@@ -62,12 +62,14 @@ pub(crate) struct Opening {
     header_bytes_max: Option<u64>,
     allow_opaque_dtypes: bool,
     prefix: Option<String>,
+    names: Option<String>,
 }
 
 impl Opening {
     /// The options as the library has them.
     pub(crate) fn options(&self) -> OpenOptions {
-        let options = OpenOptions::new().allow_opaque_dtypes(self.allow_opaque_dtypes);
+        let names = if self.names.is_some() { TensorNames::HuggingFace } else { TensorNames::AsStored };
+        let options = OpenOptions::new().allow_opaque_dtypes(self.allow_opaque_dtypes).names(names);
         let options = match self.prefix.as_deref() {
             None => options,
             Some("") => options.whole_file(),

@@ -11,6 +11,9 @@ use onelayer::units::to_u64;
 
 /// What the command has found. `None` where there is nothing to say.
 pub(crate) fn answer(report: &Report) -> Option<Answer> {
+    if let Some((outcome, sentence)) = found_in_spite_of(report) {
+        return Some(Answer { outcome, sentence });
+    }
     if let Some(problem) = &report.error {
         return Some(Answer { outcome: Finding::Error, sentence: problem.message.clone() });
     }
@@ -30,6 +33,26 @@ pub(crate) fn answer(report: &Report) -> Option<Answer> {
     Some(Answer { outcome, sentence })
 }
 
+/// What was found although the command ended with an error: a kill by a memory limit, and growth
+/// before an interruption.
+fn found_in_spite_of(report: &Report) -> Option<(Finding, String)> {
+    report.error.as_ref()?;
+    if report.exec.as_ref().is_some_and(|exec| exec.oom_kills > Some(0)) {
+        let peak = report.runs.iter().filter_map(|run| run.peak.host_bytes).max();
+        let limit = report.host.as_ref().and_then(|host| host.cgroup.as_ref()?.limit_bytes);
+        let limit =
+            limit.map_or("a memory limit".to_owned(), |limit| format!("the limit of {}", bytes(limit)));
+        let peak = peak.map(|peak| format!(" at {}", bytes(peak))).unwrap_or_default();
+        let sentence = format!("Killed{peak} by {limit}: it needs more memory.");
+        return Some((Finding::OverLimit, sentence));
+    }
+    let leak = report.leak.as_ref()?;
+    let (finding, sentence) = leaked(report, leak)?;
+    let ended = format!("after {} of {} cycles", leak.counted, leak.cycles);
+    let sentence = format!("{} (it ended {ended}).", sentence.trim_end_matches('.'));
+    (finding == Finding::Grows).then_some((finding, sentence))
+}
+
 /// `Loading needs 37 MiB of unreclaimable memory; a container of 128 MiB is enough.`
 fn measured(report: &Report) -> Option<(Finding, String)> {
     let is_attached = report.exec.as_ref().is_some_and(|exec| exec.pid.is_some());
@@ -47,7 +70,10 @@ fn measured(report: &Report) -> Option<(Finding, String)> {
         CommandName::Exec => "The command needs",
         _ => "Loading needs",
     };
-    let needs = format!("{what} {} of unreclaimable memory", bytes(peak_bytes));
+    let at = report.runs.iter().filter_map(|run| Some((run.peak.at.as_ref()?.seconds, run.seconds?))).next();
+    let still = at.filter(|(at, all)| is_attached && *at >= 0.9 * all && *all > 1.0);
+    let still = still.map_or("", |_| ", and most at the end: `loadcheck leak --pid` tells whether it grows");
+    let needs = format!("{what} {} of unreclaimable memory{still}", bytes(peak_bytes));
     if report.runs.iter().any(|run| run.promise.as_ref().is_some_and(|promise| !promise.kept)) {
         return Some((Finding::OverLimit, format!("{needs}, and more than the memory that was promised.")));
     }
@@ -61,7 +87,12 @@ fn measured(report: &Report) -> Option<(Finding, String)> {
         Verdict::Inconclusive => {
             Some((Finding::Unclear, format!("{needs}; a limit lies inside the spread of the runs.")))
         }
-        _ if over == ["memory"] => Some((Finding::OverLimit, format!("{needs}: over its limit."))),
+        _ if over == ["memory"] => {
+            let limit = report.limits.iter().find_map(|limit| limit.limit_bytes.filter(|_| !limit.passed));
+            let limit =
+                limit.map_or("its limit".to_owned(), |limit| format!("the limit of {}", stated(limit)));
+            Some((Finding::OverLimit, format!("{needs}: over {limit}.")))
+        }
         _ if !over.is_empty() => {
             Some((Finding::OverLimit, format!("{needs}; over the limit on {}.", over.join(", "))))
         }
@@ -225,12 +256,13 @@ fn leaked(report: &Report, leak: &Leak) -> Option<(Finding, String)> {
             ("vram" | "file", _) | (_, None) => String::new(),
             (_, Some(cycles)) => {
                 let time = leak.cycle_seconds.map(|cycle| long_time(cycle * crate::numbers::to_f64(cycles)));
-                let time = time.map(|time| format!(", {time}")).unwrap_or_default();
-                format!(": out of memory after about {} cycles{time}", crate::numbers::grouped(cycles))
+                let time = time.unwrap_or_else(|| format!("{} cycles", crate::numbers::grouped(cycles)));
+                format!(": out of memory after about {time}")
             }
         };
         let growth = crate::numbers::signed(growth);
-        return Some((Finding::Grows, format!("{} grows by {growth} a cycle{end}.", kind_name(&slope.kind))));
+        let cycle = leak.cycle_seconds.map_or("a cycle".to_owned(), |time| format!("in {}", seconds(time)));
+        return Some((Finding::Grows, format!("{} grows by {growth} {cycle}{end}.", kind_name(&slope.kind))));
     }
     let unclear = leak.slopes.iter().any(|slope| slope.verdict == SlopeVerdict::Unclear);
     let most = leak.slopes.iter().map(|slope| slope.max_bytes_per_cycle).max()?;
@@ -301,7 +333,17 @@ fn converted(report: &Report, convert: &Convert) -> (Finding, String) {
 fn verified(report: &Report) -> Option<(Finding, String)> {
     let found = report.verification.as_ref()?;
     let (tensors, size) = (count(found.tensors, "tensor"), bytes(found.bytes));
+    let changed: Vec<String> = [(found.cast, "cast"), (found.quantised, "quantised")]
+        .into_iter()
+        .filter(|(tensors, _)| *tensors > 0)
+        .map(|(tensors, how)| format!("{tensors} {how}"))
+        .collect();
     let sentence = match (&found.against, found.bytes) {
+        // To change a type may lose digits; what was made of them is right.
+        (Some(against), _) if !changed.is_empty() => {
+            let changed = changed.join(", ");
+            format!("Every tensor is what the conversion makes of {against}: {tensors} ({changed}), {size}.")
+        }
         (Some(against), _) => format!("Every tensor is as in {against}: {tensors}, {size} read."),
         (None, 0) => {
             "Headers and index are in order; the weights were not checked: there is no hash to check them by."

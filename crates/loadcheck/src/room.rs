@@ -4,7 +4,7 @@
 use onelayer::checkpoint::Checkpoint;
 use onelayer::plan::FloatType;
 
-use crate::args::{Device, Quantise};
+use crate::args::Quantise;
 use crate::config::LoadConfig;
 use crate::machine::available;
 use crate::measuring::SLACK_BYTES;
@@ -60,8 +60,6 @@ fn with_window(config: &LoadConfig) -> Vec<(&'static str, LoadConfig)> {
         tries.push(("--window 1", window(1)));
     }
     tries.push(("--window 1 --budget 16MiB", small(window(1))));
-    tries
-        .push(("--device none --budget 16MiB", small(LoadConfig { device: Device::None, ..config.clone() })));
     tries
 }
 

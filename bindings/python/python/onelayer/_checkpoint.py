@@ -54,6 +54,7 @@ class Checkpoint:
         header_bytes_max: int | str | None = None,
         allow_opaque_dtypes: bool = False,
         prefix: str | None = None,
+        names: str | None = None,
     ) -> None:
         """Opens a file (safetensors, PyTorch or GGUF), a directory, an index or a pipeline; reads headers only.
 
@@ -61,10 +62,12 @@ class Checkpoint:
         - ``allow_opaque_dtypes``: accepts tensors of types that safetensors does not know.
         - ``prefix``: the dictionary of a PyTorch file to read, such as ``"ema"``; ``""`` for the whole file.
           By default a training checkpoint is read as its weights (``state_dict``, ``model``, ...).
+        - ``names``: ``"hf"`` gives the tensors of a GGUF file the names and the order of rows that the model has
+          in transformers. Other formats keep their names.
 
         Raises ``FileNotFoundError`` for a missing file and ``CheckpointError`` for an invalid one.
         """
-        self._opening = opening(header_bytes_max, allow_opaque_dtypes, prefix)
+        self._opening = opening(header_bytes_max, allow_opaque_dtypes, prefix, names)
         self._native = _native.NativeCheckpoint(os.fspath(path), self._opening)
         self._path = os.fspath(path)
 
@@ -270,12 +273,13 @@ def open(
     header_bytes_max: int | str | None = None,
     allow_opaque_dtypes: bool = False,
     prefix: str | None = None,
+    names: str | None = None,
 ) -> Checkpoint:
     """Opens a checkpoint: a file, a directory, an index, a pipeline, or ``org/name[@revision]``.
 
     A name is looked up in the local cache of the Hugging Face hub. With ``download=True`` the package
     ``huggingface_hub`` downloads it first, with ``token``, unless ``offline`` is true.
-    The last three options are those of ``Checkpoint``.
+    The last four options are those of ``Checkpoint``.
     """
     path = locate(
         source,
@@ -285,4 +289,10 @@ def open(
         download=download,
         cache_dir=cache_dir,
     )
-    return Checkpoint(path, header_bytes_max=header_bytes_max, allow_opaque_dtypes=allow_opaque_dtypes, prefix=prefix)
+    return Checkpoint(
+        path,
+        header_bytes_max=header_bytes_max,
+        allow_opaque_dtypes=allow_opaque_dtypes,
+        prefix=prefix,
+        names=names,
+    )

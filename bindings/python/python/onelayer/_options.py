@@ -44,13 +44,19 @@ class Split:
 
 
 def opening(
-    header_bytes_max: int | str | None = None, allow_opaque_dtypes: bool = False, prefix: str | None = None
+    header_bytes_max: int | str | None = None,
+    allow_opaque_dtypes: bool = False,
+    prefix: str | None = None,
+    names: str | None = None,
 ) -> dict[str, Any]:
     """How a checkpoint is opened."""
+    if names not in (None, "hf"):
+        raise ValueError(f'names={names!r}: give "hf", or None for the names of the file')
     return {
         "header_bytes_max": optional_size(header_bytes_max),
         "allow_opaque_dtypes": bool(allow_opaque_dtypes),
         "prefix": prefix,
+        "names": names,
     }
 
 

@@ -474,6 +474,8 @@ pub(super) fn compared(
         files: found.files,
         tensors: found.tensors,
         bytes: found.bytes,
+        cast: found.cast,
+        quantised: found.quantised,
         seconds: None,
         differences: differences
             .map(|found| Difference { place: found.place.clone(), what: found.what.clone() })

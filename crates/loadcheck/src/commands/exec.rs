@@ -107,6 +107,20 @@ fn sampling(interval_ms: Option<u64>) -> TreeOptions {
     options
 }
 
+/// That a limit stands behind the command, which got it: a gate that never closes. Whoever writes
+/// `--` knows which flags are whose.
+fn passed_on(command: &[OsString]) -> Option<String> {
+    let is_limit = |word: &&OsString| {
+        word.to_str()
+            .is_some_and(|word| word.starts_with("--max-") || word == "--limit" || word == "--strict-noise")
+    };
+    let limit = command.iter().skip(1).find(is_limit)?.to_string_lossy().into_owned();
+    let is_marked = std::env::args_os().any(|word| word == "--");
+    (!is_marked).then(|| {
+        format!("{limit} stands behind the command and was passed to it: flags of loadcheck come before the command")
+    })
+}
+
 /// `1 process`, `3 processes`.
 fn count(processes: usize) -> String {
     if processes == 1 { "1 process".to_owned() } else { format!("{processes} processes") }
@@ -241,9 +255,12 @@ impl Measured {
         if let Some(exec) = &mut report.exec {
             exec.exit_code = self.ended.exit_code;
             exec.signal = self.ended.signal;
+            exec.oom_kills =
+                self.oom_kills.filter(|_| self.ended.signal.is_some() || self.ended.exit_code != Some(0));
             exec.line_seen = self.awaited_line.then_some(self.ended.line_seen);
             exec.processes = self.summary.as_ref().map(|summary| u64::from(summary.process_count_peak));
         }
+        report.notes.extend(passed_on(&args.command));
         if self.ended.left_behind > 0 {
             report.notes.push(format!("{} of the command still run", count(self.ended.left_behind)));
         }

@@ -24,8 +24,9 @@ use crate::leak::{
     CyclePoint, Held, RemainingMemory, Stated, gaps_of, limits_of, settle_vram, slopes_of, stated,
 };
 use crate::measuring::promised_bytes;
-use crate::output::Output;
+use crate::numbers::seconds;
 use crate::output::terminal::Terminal;
+use crate::output::{Output, to_stderr};
 use crate::problem::{Code, Problem};
 use crate::progress::Progress;
 use crate::report::{
@@ -348,6 +349,11 @@ impl Session<'_> {
         let mut remaining = RemainingMemory::of_tree(process.pid(), gpu.as_ref());
         self.note_remaining(&remaining);
         let mut listed = Vec::new();
+        if !self.terminal.quiet {
+            let all = self.args.every.saturating_mul(self.count());
+            let (count, every) = (self.count(), seconds(self.args.every.as_secs_f64()));
+            to_stderr(&format!("{count} cycles of {every}: {}", seconds(all.as_secs_f64())));
+        }
         self.push_line(0, remaining.of_processes(), &mut listed);
         let start = Instant::now();
         for number in 1..=self.count() {

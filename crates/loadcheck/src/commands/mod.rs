@@ -23,7 +23,7 @@ use crate::machine;
 use crate::output::terminal::{Role, Terminal};
 use crate::output::{Output, print_problems, to_stderr};
 use crate::problem::{Code, Problem};
-use crate::report::{CommandName, Report, Verdict};
+use crate::report::{CommandName, Finding, Report, Verdict};
 use crate::shell::shell_word;
 use crate::signals::{self, interrupted};
 use crate::worker::Stop;
@@ -86,6 +86,11 @@ pub(crate) fn conclude(mut outcome: Outcome, output: &Output, terminal: &Termina
     };
     problems.extend(failed_to_write.iter().filter(|failed| !was_refused(failed)).cloned());
     print_problems(&problems, terminal.stderr_paint);
+    // The report is out of sight: its answer is not.
+    let answer = outcome.report.answer.as_ref().filter(|answer| answer.outcome != Finding::Error);
+    if let Some(answer) = answer.filter(|_| output.is_file() && !terminal.quiet) {
+        to_stderr(&answer.sentence);
+    }
     if outcome.report.error.is_none() {
         outcome.report.fail(failed_to_write);
     }

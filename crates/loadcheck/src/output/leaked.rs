@@ -44,7 +44,7 @@ fn cycles(report: &Report, leak: &Leak) -> String {
         LeakMode::Isolated => "each in a process of its own; what stays after its end",
         LeakMode::Command => "each a run of the command; what stays after its end",
         LeakMode::Lines => "each a line of the command's output; what its processes hold",
-        LeakMode::Times => "each a span of time; what the process and its descendants hold",
+        LeakMode::Times => "each a span of time, at whose end the process and its descendants are measured",
     };
     let warmup = match leak.warmup {
         0 => String::new(),

@@ -125,7 +125,12 @@ fn peak_rows(report: &Report, is_narrow: bool) -> Vec<PeakRow> {
     };
     let mut rows = Vec::new();
     if let Some(run) = worst(runs, |run| run.peak.host_bytes) {
-        let note = pick("a container's limit has to hold this", "sizes a container");
+        // Where it was stopped, or measured in part, more may be needed.
+        let is_whole = report.error.is_none() && report.exec.as_ref().is_none_or(|exec| exec.pid.is_none());
+        let note = match is_whole {
+            true => pick("a container's limit has to hold this", "sizes a container"),
+            false => "so far".to_owned(),
+        };
         rows.push(row(
             "unreclaimable",
             run.peak.host_bytes,

@@ -240,6 +240,11 @@ impl Output {
         asked.or_else(|| draws.then(|| u64::try_from(INTERVAL_DEFAULT.as_millis()).unwrap_or(u64::MAX)))
     }
 
+    /// True if the report goes to a file.
+    pub(crate) fn is_file(&self) -> bool {
+        self.target.is_some()
+    }
+
     /// True if stdout is for a program, so that nothing else may be written to it.
     pub(crate) fn owns_stdout(&self) -> bool {
         self.target.is_none() && self.format.is_machine()

@@ -216,6 +216,12 @@ pub(crate) struct Verification {
     pub(crate) tensors: u64,
     /// Bytes that were compared.
     pub(crate) bytes: u64,
+    /// Tensors that were cast, so that they are compared with the cast source.
+    #[serde(default)]
+    pub(crate) cast: u64,
+    /// Tensors that were quantised, values and scales: they are compared with the quantised source.
+    #[serde(default)]
+    pub(crate) quantised: u64,
     /// Wall time; `null` for `convert --verify`, which includes it in the run's time.
     pub(crate) seconds: Option<f64>,
     /// Differences; empty if there are none.

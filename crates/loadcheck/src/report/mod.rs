@@ -385,6 +385,9 @@ pub(crate) struct Exec {
     pub(crate) exit_code: Option<i32>,
     /// The signal that ended it.
     pub(crate) signal: Option<i32>,
+    /// Processes that the kernel killed for want of memory; `null` without a count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) oom_kills: Option<u64>,
     /// The most processes at once.
     pub(crate) processes: Option<u64>,
     /// Whether the line that `--until-line` waits for was seen.

@@ -35,7 +35,7 @@ fn every_command_opens_with_its_answer() {
     for (line, answer, outcome) in [
         ("run model", "Loading needs ", "ok"),
         ("run model --max-memory 1GiB", ": within its limits.", "ok"),
-        ("run model --max-memory 1KiB", ": over its limit.", "over_limit"),
+        ("run model --max-memory 1KiB", ": over the limit of 1 KiB.", "over_limit"),
         ("plan model", "Fits in the ", "fits"),
         ("plan model --max-memory 16MiB", "Does not fit in 16 MiB: needs ", "does_not_fit"),
         ("fits model 8GB", "Fits in 8 GB: needs ", "fits"),
@@ -201,6 +201,23 @@ fn a_command_that_memory_ran_out_for_is_told_how_to_find_its_need() {
         text.contains("not what the command needs") && text.contains("loadcheck fit --cmd 'sh -c "),
         "{text}"
     );
+    let text = stdout(&output);
+    assert!(text.starts_with("Killed at ") && text.contains("by the limit of 64 MiB"), "{text}");
+    assert!(!text.contains("has to hold this"), "{text}");
+}
+
+/// A gate that the command swallowed would be green for ever.
+#[test]
+fn limits_behind_a_command_are_told() {
+    let place = workplace();
+    let text = stdout(&run(place.path(), "exec sh -c true --max-memory 1MiB"));
+    assert!(text.contains("--max-memory stands behind the command"), "{text}");
+    let text = stdout(&run(place.path(), "exec -- sh -c true --max-memory 1MiB"));
+    assert!(!text.contains("stands behind"), "{text}");
+    // The answer is seen where the report is not.
+    let output = run(place.path(), "model --max-memory 1KiB -o gate.json --progress never");
+    assert_code(&output, 1);
+    assert!(stderr(&output).contains("over the limit of 1 KiB"), "{}", stderr(&output));
 }
 
 #[test]
@@ -278,7 +295,13 @@ fn what_a_conversion_claims_is_so() {
     assert_eq!(quantisation["format"], "int-quantized", "{text}");
     let ignored = ["cls.predictions.decoder", "embed_out", "lm_head", "model.embed_tokens"];
     assert_eq!(quantisation["ignore"], serde_json::json!(ignored), "{text}");
-    assert_code(&run(place.path(), &format!("verify known --against {llama}")), 0);
+    let output = run(place.path(), &format!("verify known --against {llama}"));
+    assert_code(&output, 0);
+    let text = stdout(&output);
+    assert!(
+        text.starts_with("Every tensor is what the conversion makes of ") && text.contains("quantised), "),
+        "{text}"
+    );
     // A matrix stored as [in, out] has its scales on the wrong side for that reader.
     let gpt2 = fixture("gpt2").display().to_string();
     let turned = stdout(&run(place.path(), &format!("convert {gpt2} turned --quantize int8")));
