@@ -23,7 +23,7 @@ const NAME: &str = "config.json";
 /// The key that describes quantised weights.
 const QUANTISATION: &str = "quantization_config";
 /// Longest configuration in bytes that is looked into.
-const BYTES_MAX: u64 = 4 << 20;
+const BYTES_MAX: u64 = 1 << 20;
 /// Heads that share the weight of the embedding in many models: no file has a tensor of theirs.
 const TIED_HEADS: [&str; 3] = ["cls.predictions.decoder", "embed_out", "lm_head"];
 /// Most modules that a description leaves out by name.

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Reads hold whole units. Each unit is permuted in the slot, with the free end of the slot as
-//! scratch. So a slot has to be about four units long, or three that were widened, and the plan
+//! scratch. So a slot has to be about four units long, or two that were widened, and the plan
 //! chooses it so.
 
 use std::num::NonZeroU32;

@@ -54,4 +54,4 @@ def test_transformers_opens_what_was_quantised(name: str, form: str, tmp_path: P
         wanted = (stored[key].float() * scales).to(weight.dtype)
         assert torch.allclose(wanted.float(), weight.float(), rtol=2**-7, atol=0), key
         decoded += 1
-    assert decoded >= 10 * (name != "opt"), "the forward decodes every layer"
+    assert decoded >= 10, "the forward decodes every layer"

@@ -55,9 +55,9 @@ fn found_in_spite_of(report: &Report) -> Option<(Finding, String)> {
 
 /// `Loading needs 37 MiB of unreclaimable memory; a container of 128 MiB is enough.`
 fn measured(report: &Report) -> Option<(Finding, String)> {
+    let is_attached = report.exec.as_ref().is_some_and(|exec| exec.pid.is_some());
     let peak_bytes = report.runs.iter().filter_map(|run| run.peak.host_bytes).max();
     let Some(peak_bytes) = peak_bytes else {
-        let is_attached = report.exec.as_ref().is_some_and(|exec| exec.pid.is_some());
         let sentence = match is_attached {
             true => "Its memory cannot be measured: a thread of the kernel, or a process of another user.",
             false => "It ended before its memory could be measured.",
@@ -65,7 +65,6 @@ fn measured(report: &Report) -> Option<(Finding, String)> {
         let sentence = sentence.to_owned();
         return (!report.runs.is_empty()).then_some((Finding::Unclear, sentence));
     };
-    let is_attached = report.exec.as_ref().is_some_and(|exec| exec.pid.is_some());
     let what = match report.command {
         CommandName::Exec if is_attached => "While it was measured, the process needed",
         CommandName::Exec => "The command needs",
@@ -278,9 +277,10 @@ fn leaked(report: &Report, leak: &Leak) -> Option<(Finding, String)> {
     })
 }
 
-/// `45 minutes`, `7 hours`, `12 days`.
+/// `45 seconds`, `45 minutes`, `7 hours`, `12 days`.
 fn long_time(seconds: f64) -> String {
     let (value, unit) = match seconds {
+        seconds if seconds < 120.0 => (seconds, "seconds"),
         seconds if seconds < 7200.0 => (seconds / 60.0, "minutes"),
         seconds if seconds < 172_800.0 => (seconds / 3600.0, "hours"),
         seconds => (seconds / 86_400.0, "days"),

@@ -178,7 +178,7 @@ fn by_heads(order: Order, heads: u64, shape: &[u64]) -> Option<(Vec<u64>, Vec<u6
     };
     let parts = if order == Order::Qkv { 3 } else { 2 };
     let part = rows.checked_div(heads.checked_mul(parts)?)?;
-    // No product of sizes in the file overflows: they are parts of its elements.
+    // The product is at most `rows`.
     if part == 0 || part * heads * parts != rows {
         return None;
     }

@@ -31,7 +31,7 @@ read every byte that was delivered. Cycles to warm up are not counted: caches, a
   --cmd             a run of the command is a cycle; measures what is left on the machine when the process has ended: shared memory, \
 processes that it left behind, device memory. Page cache is no leak.
   --cmd --each-line a line of its output is a cycle; measures the memory of its processes at that moment, for a server
-  --pid --every     a time is a cycle; measures a process that runs already, and its descendants; it is never signalled
+  --pid --every     each span of time is a cycle; measures a process that runs already, and its descendants; it is never signalled
 
 Exit code 1 for a leak, or if a load took more memory than it promised; 6 with --strict-noise if the limit lies inside a confidence \
 interval.
@@ -87,11 +87,11 @@ pub(crate) struct LeakArgs {
     ///
     /// With its descendants, at fixed times. Growth is per time then: steady work gives a clear
     /// answer, and work that comes in bursts needs a longer --every.
-    #[arg(long, value_name = "PID", help_heading = "Cycles", conflicts_with_all = ["source", "cmd", "isolate", "components", "then"])]
+    #[arg(long, value_name = "PID", help_heading = "Cycles", conflicts_with_all = ["source", "cmd", "each_line", "isolate", "components", "then"])]
     pub(crate) pid: Option<u32>,
     /// Time of a cycle with --pid
     #[arg(long, value_name = "TIME", help_heading = "Cycles", requires = "pid", default_value = "10s", hide_short_help = true,
-          value_parser = parse_duration)]
+          conflicts_with_all = ["source", "cmd"], value_parser = parse_duration)]
     pub(crate) every: Duration,
     /// Most growth per cycle: host, file, pinned, vram
     ///

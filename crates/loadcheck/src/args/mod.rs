@@ -146,7 +146,7 @@ pub(crate) enum Command {
         machine-readable format its output goes to stderr. If it is killed for want of memory, the peak is what \
         the limit allowed: `loadcheck fit --cmd` finds what the command needs.\n\n\
         With --pid, a process that runs already is measured with all its descendants, until it ends, --for is over, or \
-        Ctrl-C. It is never signalled. Peaks before that are not in the report, but for the kernel's own mark of its RSS.\n\n\
+        Ctrl-C. It is never signalled. Earlier peaks are not in the report, except the kernel's own mark of its RSS.\n\n\
         Examples:\n  loadcheck exec python load_test.py ./model\n  \
         loadcheck exec --max-memory 2GiB --until-line 'server is ready' -- ./serve ./model\n  \
         loadcheck exec --pid 4711 --for 30s",

@@ -107,8 +107,8 @@ fn sampling(interval_ms: Option<u64>) -> TreeOptions {
     options
 }
 
-/// That a limit stands behind the command, which got it: a gate that never closes. Whoever writes
-/// `--` knows which flags are whose.
+/// That a limit stands behind the command, which got it: a gate that never closes. With `--` it is
+/// clear whose flags they are.
 fn passed_on(command: &[OsString]) -> Option<String> {
     let is_limit = |word: &&OsString| {
         word.to_str()

@@ -4,10 +4,10 @@ use crate::numbers::{bytes, mean, stated, to_f64};
 use crate::problem::{Code, Problem};
 use crate::report::{Change, ChangedSetting, Changes, CommandName, Compared, Outcome, Params, Report, Run};
 
-/// A report of both, in the words of the second one where they cannot both be told.
+/// A report on both. Host, source, command and limits are those of the second one.
 ///
 /// # Errors
-/// They cannot be held against each other.
+/// Reports that cannot be compared: of different commands, of one without peaks, or without a run.
 pub(crate) fn changes(before: Report, after: Report, files: [String; 2]) -> Result<Report, Problem> {
     if let Some(problem) = refusal(&before, &after, &files) {
         return Err(problem);
@@ -32,7 +32,7 @@ pub(crate) fn changes(before: Report, after: Report, files: [String; 2]) -> Resu
     })
 }
 
-/// Why these two say nothing about each other, if so.
+/// Why these two cannot be compared, if so.
 fn refusal(before: &Report, after: &Report, files: &[String; 2]) -> Option<Problem> {
     let [one, other] = files;
     let problem = |message: String, help: &str| Some(Problem::new(Code::CannotBeMet, message).help(help));

@@ -1,4 +1,4 @@
-//! Two saved reports, held against each other.
+//! Two saved reports, compared.
 
 use serde::{Deserialize, Serialize};
 

@@ -165,7 +165,7 @@ pub(crate) enum CommandName {
     Leak,
     /// A machine, examined.
     Doctor,
-    /// Two saved reports, held against each other.
+    /// Two saved reports, compared.
     Report,
     /// The command line could not be parsed.
     #[default]

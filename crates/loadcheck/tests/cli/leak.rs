@@ -289,7 +289,7 @@ fn cycles_that_fail_keep_what_was_measured() {
 #[test]
 fn a_process_that_runs_already_is_measured_at_fixed_times() {
     let place = tempfile::tempdir().unwrap();
-    let grows = "import time\nheld = []\nwhile True:\n    held.append(bytearray(b'x' * 300_000))\n    time.sleep(0.02)";
+    let grows = "import time\nheld = []\nfor _ in range(3000):\n    held.append(bytearray(b'x' * 300_000))\n    time.sleep(0.02)";
     let mut parent = Command::new("sh").args(["-c", "python3 -c \"$0\" & wait", grows]).spawn().unwrap();
     let child = eventually("its child", || children(parent.id()).first().copied());
     let pid = parent.id().to_string();
@@ -307,4 +307,19 @@ fn a_process_that_runs_already_is_measured_at_fixed_times() {
     assert!(leaks(&report).contains(&"host"), "{report}");
     let sentence = report["answer"]["sentence"].as_str().unwrap();
     assert!(sentence.contains("out of memory after about"), "{sentence}");
+}
+
+/// What would be ignored is refused.
+#[test]
+fn flags_of_other_cycles_are_refused() {
+    let place = workplace();
+    for (line, flag) in [
+        ("leak model --every 5s", "--every"),
+        ("leak --cmd true --every 5s", "--every"),
+        ("leak --pid 1 --each-line x", "--each-line"),
+    ] {
+        let output = run(place.path(), line);
+        assert_code(&output, 2);
+        assert!(stderr(&output).contains(flag), "{line}: {}", stderr(&output));
+    }
 }

@@ -169,8 +169,8 @@ fn lines_that_are_not_printed_are_found() {
 #[test]
 fn every_script_can_be_read_by_python() {
     let root = repository();
-    let mut scripts = vec![root.join("scripts/power-cut")];
-    for folder in ["benches", "benches/peers", "docs", "scripts", "scripts/gpu_check"] {
+    let mut scripts = vec![root.join("scripts/power-cut"), root.join("scripts/page-check")];
+    for folder in ["benches", "benches/peers", "docs", "scripts", "scripts/gpu_check", "scripts/page_check"] {
         let entries = fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path());
         scripts.extend(entries.filter(|path| path.extension().is_some_and(|extension| extension == "py")));
     }

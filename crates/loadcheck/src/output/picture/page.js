@@ -39,7 +39,7 @@ function crosshair(figure) {
   const times = [...new Set(data.curves.flatMap((curve) => curve.us))].sort((one, other) => one - other);
   const ends = data.curves.flatMap((curve) => curve.layers.map(([end]) => end)).sort((one, other) => one - other);
   const atRest = [at, time, layer, ...values].map((part) => [part, part.textContent]);
-  if (times.length === 0) return;
+  if (times.length === 0 || data.series.length === 0) return;
 
   // A slider, so that a screen reader knows what the arrow keys do.
   const pointer = stage.appendChild(document.createElement("div"));

@@ -105,12 +105,13 @@ fn tiles(command: CommandName, run: &Run, page: &mut String) {
         (bytes(promise.growth_bytes), format!("of {} promised, {word}", bytes(promise.limit_bytes)))
     });
     let peak = |value: Option<u64>, note: &str| value.map(|value| (bytes(value), note.to_owned()));
+    let took = if command == CommandName::Exec { "while it was measured" } else { "to load everything" };
     let tiles = [
         ("Unreclaimable", peak(run.peak.host_bytes, "peak; sizes a container")),
         ("RSS", peak(run.peak.rss_bytes, "peak, with pages of files")),
         ("RSS over start", promise),
         ("Device", peak(run.peak.vram_bytes, "peak of device memory")),
-        ("Time", run.seconds.map(|time| (seconds(time), "to load everything".to_owned()))),
+        ("Time", run.seconds.map(|time| (seconds(time), took.to_owned()))),
         (
             "Rate",
             speed.and_then(|(moved, time)| {
