@@ -81,7 +81,7 @@ pub(crate) struct LeakArgs {
     ///
     /// It runs once, and is stopped after the last cycle. A program that writes to a pipe may hold
     /// lines back: `python -u`.
-    #[arg(long, value_name = "REGEX", help_heading = "Cycles", requires = "cmd")]
+    #[arg(long, value_name = "REGEX", help_heading = "Cycles", requires = "cmd", conflicts_with = "pid")]
     pub(crate) each_line: Option<String>,
     /// Measure a process that runs already
     ///
@@ -90,7 +90,7 @@ pub(crate) struct LeakArgs {
     #[arg(long, value_name = "PID", help_heading = "Cycles", conflicts_with_all = ["source", "cmd", "isolate", "components", "then"])]
     pub(crate) pid: Option<u32>,
     /// Time of a cycle with --pid
-    #[arg(long, value_name = "TIME", help_heading = "Cycles", requires = "pid", default_value = "10s", hide_short_help = true,
+    #[arg(long, value_name = "TIME", help_heading = "Cycles", requires = "pid", conflicts_with_all = ["source", "cmd"], default_value = "10s", hide_short_help = true,
           value_parser = parse_duration)]
     pub(crate) every: Duration,
     /// Most growth per cycle: host, file, pinned, vram
