@@ -144,15 +144,16 @@ impl Config {
     /// copied as it is.
     fn read(path: &Path) -> Option<Self> {
         let text = String::from_utf8(small_file::read(path, BYTES_MAX).ok()?).ok()?;
-        members(&text)?;
+        members(&without_infinities(&text))?;
         Some(Self { text })
     }
 
     /// Makes every dtype of floats the one that weights were cast to.
     fn set_dtype(&mut self, dtype: Option<FloatType>, name: &str, notes: &mut Vec<String>) {
         let Some(to) = dtype.map(config_name) else { return };
+        let plain = without_infinities(&self.text);
         let mut places = Vec::new();
-        for (key, value) in members(&self.text).unwrap_or_default() {
+        for (key, value) in members(&plain).unwrap_or_default() {
             let parts = members(value.get()).filter(|_| key.ends_with("_config") && key != QUANTISATION);
             places.extend(parts.unwrap_or_default());
             places.push((key, value));
@@ -160,7 +161,7 @@ impl Config {
         places.retain(|(key, value)| is_dtype(key, value));
         let mut edits: Vec<(usize, usize, String)> = places
             .into_iter()
-            .map(|(key, value)| (start_of(&self.text, value.get()), value.get().len(), key))
+            .map(|(key, value)| (start_of(&plain, value.get()), value.get().len(), key))
             .filter(|&(start, len, _)| self.text[start..start + len] != format!("\"{to}\""))
             .collect();
         // From the end, so that places in front keep their offsets.
@@ -179,7 +180,8 @@ impl Config {
             Description::NoReader => return false,
             Description::CompressedTensors(value) => value,
         };
-        let has_key = |wanted: &str| members(&self.text).is_some_and(|found| found.contains_key(wanted));
+        let plain = without_infinities(&self.text);
+        let has_key = |wanted: &str| members(&plain).is_some_and(|found| found.contains_key(wanted));
         if has_key(QUANTISATION) || !has_key("model_type") {
             return false;
         }
@@ -190,6 +192,26 @@ impl Config {
         notes.push(format!("{name}: {QUANTISATION} was added, for compressed-tensors"));
         true
     }
+}
+
+/// `text` with other numbers for those that Python writes and JSON does not know, such as the
+/// `Infinity` of a Mamba's `time_step_limit`. All else stays in its place.
+fn without_infinities(text: &str) -> String {
+    let (mut plain, mut rest) = (String::with_capacity(text.len()), text);
+    let (mut in_text, mut is_escaped) = (false, false);
+    while let Some(next) = rest.chars().next() {
+        let word = ["NaN", "Infinity"].into_iter().find(|word| !in_text && rest.starts_with(word));
+        let len = word.map_or(next.len_utf8(), str::len);
+        match word {
+            // No number begins with a zero, but for zero.
+            Some(word) => plain.extend(std::iter::repeat_n('1', word.len())),
+            None => plain.push(next),
+        }
+        in_text ^= next == '"' && !is_escaped;
+        is_escaped = in_text && next == '\\' && !is_escaped;
+        rest = &rest[len..];
+    }
+    plain
 }
 
 /// The members of a JSON object, as they are written; `None` for anything else.

@@ -62,7 +62,6 @@ impl Conversion {
         let mut side_files = SideFiles::list(source, Some(target), &files.checkpoint)?;
         files.notes.extend(side_files.notes.iter().cloned());
         let config = config_file::change(&settings, &files, &mut side_files.files);
-        files.notes.extend(config.notes);
         let others = other_names(&files, &side_files);
         let names = files.layout.files.iter().map(|file| file.id.as_str());
         let names: Vec<&str> =
@@ -70,6 +69,9 @@ impl Conversion {
         let source_paths = source_overlap::paths_of(source, &files.checkpoint, &side_files);
         source_overlap::check_names(&source_paths, target, &names)?;
         let state = read_state(&settings, target, &files, &side_files)?;
+        if !state.is_complete {
+            files.notes.extend(config.notes);
+        }
         let mut todo = files.files_of(settings.part);
         todo.retain(|&file| state.files[file] != FileState::Done);
         let plan = match todo.is_empty() {

@@ -280,3 +280,27 @@ fn what_is_not_exact_is_refused_by_name() {
     let error = named().open(written(folder.path(), &twice)).unwrap_err().to_string();
     assert!(error.contains("`rope_freqs.weight`: is there twice"), "{error}");
 }
+
+/// A key that is not kept is not a missing key: without one, keys have as many heads as queries.
+#[test]
+fn heads_in_an_array_are_refused_and_heads_behind_many_keys_are_found() {
+    let arch = || {
+        GgufFile::new()
+            .key("general.architecture", Value::text("llama"))
+            .key("llama.attention.head_count", Value::u32(4))
+    };
+    let key = |file: GgufFile| add(file, "blk.0.attn_k.weight", &[16, 1], F32);
+    let folder = tempfile::tempdir().unwrap();
+    let array = Value::array(4, 1, &2_u32.to_le_bytes());
+    let path = written(folder.path(), &key(arch().key("llama.attention.head_count_kv", array)));
+    let error = named().open(&path).unwrap_err().to_string();
+    assert!(error.contains("no number of heads: llama.attention.head_count_kv"), "{error}");
+
+    let full = (0..70).fold(arch(), |file, n| file.key(&format!("x{n}"), Value::text(&"y".repeat(1000))));
+    let full = (0..200).fold(full, |file, n| file.key(&format!("n{n}"), Value::u32(0)));
+    let full = key(full.key("llama.attention.head_count_kv", Value::u32(2)));
+    let path = written(folder.path(), &full);
+    let (stored, named) = both(&path, &Conversion::new());
+    let model = &named["model.layers.0.self_attn.k_proj.weight"];
+    assert_eq!(*model, rows(&stored["blk.0.attn_k.weight"], in_pairs(16, 2)));
+}

@@ -2,7 +2,7 @@
 
 mod changed;
 
-use crate::numbers::{bytes, container, count, limit_bytes, ratio, seconds, stated};
+use crate::numbers::{bytes, container, count, limit_bytes, ratio, seconds, stated, sum};
 use crate::report::{
     Answer, CommandName, Compared, Convert, Finding, Fitted, Leak, LimitOf, Placement, Report, Room,
     SlopeVerdict, State, Verdict,
@@ -309,7 +309,7 @@ fn round(value: u64) -> u64 {
 
 fn converted(report: &Report, convert: &Convert) -> (Finding, String) {
     let files = count(to_u64(convert.files.len()), "file");
-    let size = bytes(convert.files.iter().map(|file| file.bytes).sum::<u64>());
+    let size = bytes(sum(convert.files.iter().map(|file| file.bytes)));
     let Some(result) = &convert.result else {
         let free = bytes(convert.free_bytes);
         let sentence = format!("Would write {files}, {size}; {free} are free. Nothing was written.");

@@ -34,8 +34,8 @@ impl Attached {
     /// The process with this id.
     ///
     /// # Errors
-    /// [`Code::CannotStart`] if there is none, [`Code::CannotMeasure`] if `/proc` belongs to other
-    /// processes.
+    /// [`Code::CannotStart`] if there is none or it is a thread of one, [`Code::CannotMeasure`] if
+    /// `/proc` belongs to other processes.
     pub(crate) fn find(pid: u32) -> Result<Self, Problem> {
         let place = format!("--pid {pid}");
         if !Procfs::default().is_of_this_namespace() {
@@ -44,9 +44,14 @@ impl Attached {
         }
         let identity = identity_of(pid).ok_or_else(|| {
             Problem::new(Code::CannotStart, "there is no such process")
-                .at(place)
+                .at(&*place)
                 .help("`ps` or `pgrep` shows process ids; in a container, those of this container")
         })?;
+        // A thread looks like a process there, but for its descendants: it seems to have none.
+        if let Some(of) = process_of(pid).filter(|of| *of != pid) {
+            let problem = Problem::new(Code::CannotStart, format!("this is a thread of process {of}"));
+            return Err(problem.at(place).help(format!("--pid {of} measures the process")));
+        }
         Ok(Self { identity })
     }
 
@@ -84,4 +89,11 @@ impl Attached {
             }
         }
     }
+}
+
+/// The process that a thread belongs to: a process is its own first thread.
+fn process_of(thread: u32) -> Option<u32> {
+    let status = std::fs::read(format!("/proc/{thread}/status")).ok()?;
+    let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"Tgid:"))?;
+    std::str::from_utf8(line).ok()?.trim().parse().ok()
 }

@@ -40,6 +40,11 @@ pub(crate) fn stated(value: u64) -> String {
     }
 }
 
+/// The sum, which a saved report may make larger than any number is: then the largest.
+pub(crate) fn sum(values: impl Iterator<Item = u64>) -> u64 {
+    values.fold(0, u64::saturating_add)
+}
+
 /// `1.4x`, `250x`.
 pub(crate) fn ratio(value: f64) -> String {
     if value >= 100.0 { format!("{value:.0}x") } else { format!("{value:.1}x") }

@@ -21,6 +21,8 @@ const VALUE_BYTES_MAX: u64 = 1 << 10;
 const TEXT_BYTES_MAX: usize = 64 << 10;
 /// Arrays of arrays, at most.
 const DEPTH_MAX: u32 = 8;
+/// What is kept of an array that has a number for each layer.
+const ARRAY: &str = "an array";
 /// A key of one byte, the type and a value of one byte.
 const ENTRY_BYTES_MIN: u64 = 8 + 4 + 1;
 
@@ -175,7 +177,13 @@ fn value(
     metadata: &mut FileMetadata,
 ) -> Result<(), CheckpointError> {
     let text = match kind {
-        Kind::Array => return array(input, cursor, 1),
+        Kind::Array => {
+            array(input, cursor, 1)?;
+            if !is_heads(key) {
+                return Ok(());
+            }
+            ARRAY.to_owned()
+        }
         Kind::Text => {
             let len_bytes = cursor.u64("the length of a text")?;
             if len_bytes > VALUE_BYTES_MAX {
@@ -199,7 +207,8 @@ fn value(
         Kind::I64 => i64::from_le_bytes(cursor.number("a value")?).to_string(),
         Kind::F64 => f64::from_le_bytes(cursor.number("a value")?).to_string(),
     };
-    let has_room = metadata.text().len() + key.len() + text.len() <= TEXT_BYTES_MAX;
+    let limit = if is_heads(key) { 2 * TEXT_BYTES_MAX } else { TEXT_BYTES_MAX };
+    let has_room = metadata.text().len() + key.len() + text.len() <= limit;
     if has_room || matters(key) {
         metadata.text().push_str(key);
         let middle = metadata.text().len();
@@ -212,6 +221,12 @@ fn value(
 /// True for keys that are kept beyond the limit: there is one of each.
 fn matters(key: &str) -> bool {
     matches!(key, "general.architecture" | "split.no" | "split.count" | "split.tensors.count")
+}
+
+/// True for the keys that decide the order of rows. A missing one has a meaning, so they have room
+/// of their own, and are kept even if their value is not.
+fn is_heads(key: &str) -> bool {
+    key.ends_with(".attention.head_count") || key.ends_with(".attention.head_count_kv")
 }
 
 /// Skips an array.

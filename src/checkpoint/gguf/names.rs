@@ -33,6 +33,8 @@ pub(super) struct Names {
     arch: String,
     heads: Option<u64>,
     kv_heads: Option<u64>,
+    /// The key of `kv_heads`.
+    kv_heads_key: &'static str,
 }
 
 /// A tensor as its model has it.
@@ -87,11 +89,11 @@ impl Names {
         };
         let number = |key: &str| keys.get(&format!("{arch}.attention.{key}"))?.parse::<u64>().ok();
         let heads = number("head_count").filter(|&heads| heads > 0);
-        let kv_heads = match keys.get(&format!("{arch}.attention.head_count_kv")) {
-            Some(_) => number("head_count_kv").filter(|&heads| heads > 0),
-            None => heads,
+        let (kv_heads, kv_heads_key) = match keys.get(&format!("{arch}.attention.head_count_kv")) {
+            Some(_) => (number("head_count_kv").filter(|&heads| heads > 0), "head_count_kv"),
+            None => (heads, "head_count"),
         };
-        Ok(Self { lines, arch: arch.to_owned(), heads, kv_heads })
+        Ok(Self { lines, arch: arch.to_owned(), heads, kv_heads, kv_heads_key })
     }
 
     /// A tensor as its model has it; `None` if no model has it.
@@ -125,9 +127,12 @@ impl Names {
                 }
             }
             Some(order) => {
-                let heads = if order == Order::KvHeads { self.kv_heads } else { self.heads };
+                let (heads, key) = match order {
+                    Order::KvHeads => (self.kv_heads, self.kv_heads_key),
+                    _ => (self.heads, "head_count"),
+                };
                 let Some(heads) = heads else {
-                    let found = format!("no number of heads: {}.attention.head_count", self.arch);
+                    let found = format!("no number of heads: {}.attention.{key}", self.arch);
                     return Err(input.refused(name, found, ADVICE));
                 };
                 let Some((dims, strides)) = by_heads(order, heads, shape) else {

@@ -81,7 +81,7 @@ pub(crate) struct LeakArgs {
     ///
     /// It runs once, and is stopped after the last cycle. A program that writes to a pipe may hold
     /// lines back: `python -u`.
-    #[arg(long, value_name = "REGEX", help_heading = "Cycles", requires = "cmd")]
+    #[arg(long, value_name = "REGEX", help_heading = "Cycles", requires = "cmd", conflicts_with = "pid")]
     pub(crate) each_line: Option<String>,
     /// Measure a process that runs already
     ///

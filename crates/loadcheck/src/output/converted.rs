@@ -4,7 +4,7 @@ use super::document::{Document, Table, View, fact, name, role};
 use super::escape::escape_and_cut;
 use super::terminal::Role;
 use super::{facts, measured};
-use crate::numbers::{bytes, count, grouped, rate, seconds};
+use crate::numbers::{bytes, count, grouped, rate, seconds, sum};
 use crate::report::{Convert, Converted, Estimate, FileState, Report, Verification};
 use onelayer::units::to_u64;
 
@@ -22,7 +22,7 @@ pub(super) fn convert(report: &Report, view: View) -> Document {
     let mut document = Document::default();
     let Some(convert) = &report.convert else { return document };
     let has_written =
-        convert.result.as_ref().is_some_and(|result| result.files_written + result.files_kept > 0);
+        convert.result.as_ref().is_some_and(|result| result.files_written > 0 || result.files_kept > 0);
     if report.error.is_some() && !has_written && !view.is_page {
         // What went wrong is on stderr, and nothing else happened.
         return document;
@@ -63,10 +63,10 @@ pub(super) fn verify(report: &Report, view: View) -> Document {
 fn add_files(convert: &Convert, view: View, document: &mut Document) {
     let summary = if convert.summary.is_empty() { String::new() } else { format!(" ({})", convert.summary) };
     let files = count(to_u64(convert.files.len()), "file");
-    let size = bytes(convert.files.iter().map(|file| file.bytes).sum::<u64>());
+    let size = bytes(sum(convert.files.iter().map(|file| file.bytes)));
     document.fact("files", format!("{files}{summary}, {size}; data starts on a multiple of 4096 bytes"));
     if !convert.side_files.is_empty() {
-        let size = bytes(convert.side_files.iter().map(|file| file.bytes).sum::<u64>());
+        let size = bytes(sum(convert.side_files.iter().map(|file| file.bytes)));
         let files = count(to_u64(convert.side_files.len()), "side file");
         document.fact("beside", format!("{files} copied, {size}"));
     }

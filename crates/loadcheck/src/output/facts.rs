@@ -127,7 +127,7 @@ pub(super) fn reading(files: &[FileReading]) -> Vec<Part> {
         match groups.iter_mut().find(|(first, ..)| is_alike(first, file)) {
             Some((_, number, sum_bytes)) => {
                 *number += 1;
-                *sum_bytes += file.bytes;
+                *sum_bytes = sum_bytes.saturating_add(file.bytes);
             }
             None => groups.push((file, 1, file.bytes)),
         }

@@ -278,6 +278,18 @@ fn a_cast_changes_the_type_in_the_configuration() {
     assert_eq!(fs::read_to_string(place.path().join("out2/config.json")).unwrap(), config);
 }
 
+/// Python writes and reads them, and the configurations of Mamba models have them.
+#[test]
+fn a_configuration_with_infinities_names_the_new_type_too() {
+    let place = model();
+    let config = r#"{"time_step_limit": [0.0, Infinity, -Infinity, NaN], "say": "NaN \" Infinity\\",
+        "model_type": "mamba2", "dtype": "float32"}"#;
+    fs::write(place.path().join("model/config.json"), config).unwrap();
+    assert_code(&run(place.path(), "convert model out --dtype bf16"), 0);
+    let written = fs::read_to_string(place.path().join("out/config.json")).unwrap();
+    assert_eq!(written, config.replace("float32", "bfloat16"));
+}
+
 #[test]
 fn what_a_conversion_claims_is_so() {
     let place = tempfile::tempdir().unwrap();

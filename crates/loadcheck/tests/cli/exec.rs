@@ -300,3 +300,21 @@ fn a_process_that_runs_already_is_measured_and_left_alone() {
     assert_code(&output, 2);
     assert!(stderr(&output).contains("there is no such process"), "{}", stderr(&output));
 }
+
+#[test]
+fn a_thread_is_no_process() {
+    let (send, stop) = std::sync::mpsc::channel::<()>();
+    let (tell, told) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        tell.send(std::fs::read_link("/proc/thread-self").unwrap()).unwrap();
+        let _ = stop.recv();
+    });
+    let id = told.recv().unwrap().file_name().unwrap().to_str().unwrap().to_owned();
+    let place = tempfile::tempdir().unwrap();
+    let output = loadcheck(place.path()).args(["exec", "--pid", &id, "--for", "10ms"]).output().unwrap();
+    drop(send);
+    thread.join().unwrap();
+    assert_code(&output, 2);
+    let expected = format!("this is a thread of process {}", std::process::id());
+    assert!(stderr(&output).contains(&expected), "{}", stderr(&output));
+}

@@ -214,6 +214,8 @@ fn it_ends_as_the_table_says() {
         (&["model", "--cycles", "3"][..], 2, "8..=2000"),
         (&["model", "--each-line", "x"], 2, "--cmd"),
         (&["model", "model", "--cmd", "true"], 2, "cannot be used with"),
+        (&["--pid", "1", "--each-line", "x"], 2, "cannot be used with"),
+        (&["model", "--every", "1s"], 2, "cannot be used with"),
         (&["model", "--cmd", "load {strategy}"], 2, "{strategy}"),
         (&["model", "--cmd", "true", "--each-line", "("], 2, "LC0204"),
         (&["model", "--max-slope", "disk=1"], 2, "no kind of memory"),

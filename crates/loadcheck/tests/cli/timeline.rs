@@ -239,3 +239,22 @@ fn two_reports_say_what_changed() {
         assert!(said.contains(name) && said.contains(why) && !output.status.success(), "{line}: {said}");
     }
 }
+
+#[test]
+fn sizes_in_a_report_may_add_up_to_more_than_any_number() {
+    let place = workplace();
+    let path = place.path();
+    assert_code(&run(path, "convert model out -o report.json"), 0);
+    let mut report: serde_json::Value = serde_json::from_str(&text(path, "report.json")).unwrap();
+    for list in ["files", "side_files"] {
+        for file in report["convert"][list].as_array_mut().unwrap() {
+            file["bytes"] = u64::MAX.into();
+        }
+    }
+    report["convert"]["result"]["files_kept"] = u64::MAX.into();
+    report.as_object_mut().unwrap().remove("answer");
+    fs::write(path.join("large.json"), report.to_string()).unwrap();
+    let output = run(path, "report large.json");
+    assert_code(&output, 0);
+    assert!(stdout(&output).contains("16777216 TiB"), "{}", stdout(&output));
+}

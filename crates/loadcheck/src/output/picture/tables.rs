@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::panel::{LayerEnd, Panel};
 use super::{bytes, growth, xml};
-use crate::numbers::{count, percent, rate, seconds, stated, to_f64, whole};
+use crate::numbers::{self, count, percent, rate, seconds, stated, to_f64, whole};
 use crate::output::document::{Align, Table};
 use crate::output::facts::place;
 use crate::report::{CommandName, Run};
@@ -193,13 +193,15 @@ fn layer_rows(panel: &Panel<'_>, count_max: usize) -> Vec<LayerRow> {
     let mut before = 0.0;
     let rows = panel.ends.chunks(each).filter_map(|group| {
         let (first, last) = (group.first()?, group.last()?);
-        let number: u64 = group.iter().map(|end| end.layers).sum();
+        let number = numbers::sum(group.iter().map(|end| end.layers));
         let name = match (group.len(), number) {
             (1, 0 | 1) => last.name.clone(),
             (1, _) => format!("{}, the last one {}", count(number, "layer"), last.name),
             _ => format!("{} to {}", first.name, last.name),
         };
-        let sum = |of: fn(&LayerEnd) -> Option<u64>| group.iter().map(of).sum::<Option<u64>>();
+        let sum = |of: fn(&LayerEnd) -> Option<u64>| {
+            group.iter().map(of).try_fold(0_u64, |sum, part| Some(sum.saturating_add(part?)))
+        };
         let row = LayerRow {
             name,
             bytes: sum(|end| end.bytes),
