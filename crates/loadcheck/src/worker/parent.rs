@@ -96,6 +96,9 @@ pub(crate) fn carry_out(
     }
 }
 
+/// Address space of the thread that listens (its stack), and of the report that follows.
+const LISTENING_BYTES: usize = 3 << 20;
+
 /// True for the last word of a worker that was asked to stop.
 fn is_interrupted(message: &Message) -> bool {
     matches!(message, Message::Done(finished) if finished.run.outcome == Outcome::Interrupted)
@@ -133,6 +136,10 @@ fn start(task: Task, group: Option<&ChildGroup>) -> Result<(Child, Receiver<Mess
     drop(stdin);
     let stdout = child.stdout.take().expect("stdout was asked for as a pipe");
     let (sender, messages) = unbounded();
+    // An allocation that fails ends a process without a word, so it ends in order before that.
+    std::hint::black_box(&mut Vec::<u8>::new())
+        .try_reserve_exact(LISTENING_BYTES)
+        .map_err(|error| cannot("listen to", &error))?;
     thread::Builder::new()
         .name("worker-messages".to_owned())
         .spawn(move || {
