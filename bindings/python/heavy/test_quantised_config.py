@@ -37,9 +37,7 @@ def test_transformers_opens_what_was_quantised(name: str, form: str, tmp_path: P
     model.save_pretrained(tmp_path / "model")
     onelayer.convert(tmp_path / "model", tmp_path / "quantised", quantise=form)
     assert "quantization_config" in json.loads((tmp_path / "quantised/config.json").read_text())
-    opened, info = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / "quantised", output_loading_info=True
-    )
+    opened, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "quantised", output_loading_info=True)
     assert not any(info.values()), info
     tokens = torch.randint(0, 300, (1, 16))
     with torch.no_grad():
