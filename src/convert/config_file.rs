@@ -150,7 +150,7 @@ impl Config {
 
     /// Makes every dtype of floats the one that weights were cast to.
     fn set_dtype(&mut self, dtype: Option<FloatType>, name: &str, notes: &mut Vec<String>) {
-        let Some(to) = dtype.map(config_name) else { return };
+        let Some(to) = dtype.map(FloatType::config_name) else { return };
         let plain = without_infinities(&self.text);
         let mut places = Vec::new();
         for (key, value) in members(&plain).unwrap_or_default() {
@@ -228,13 +228,4 @@ fn start_of(text: &str, part: &str) -> usize {
 fn is_dtype(key: &str, value: &RawValue) -> bool {
     let floats = ["\"float64\"", "\"float32\"", "\"float16\"", "\"bfloat16\""];
     matches!(key, "dtype" | "torch_dtype") && floats.contains(&value.get())
-}
-
-/// The name of a type in configurations, which is torch's.
-fn config_name(dtype: FloatType) -> &'static str {
-    match dtype {
-        FloatType::F32 => "float32",
-        FloatType::F16 => "float16",
-        FloatType::Bf16 => "bfloat16",
-    }
 }

@@ -47,15 +47,14 @@ fn found_in_spite_of(report: &Report) -> Option<(Finding, String)> {
         return Some((Finding::OverLimit, sentence));
     }
     let leak = report.leak.as_ref()?;
-    let (finding, sentence) = leaked(report, leak)?;
-    let ended = format!("after {} of {} cycles", leak.counted, leak.cycles);
-    let sentence = format!("{} (it ended {ended}).", sentence.trim_end_matches('.'));
-    (finding == Finding::Grows).then_some((finding, sentence))
+    let (finding, sentence) = leaked(report, leak).filter(|(finding, _)| *finding == Finding::Grows)?;
+    let (growth, counted, all) = (sentence.trim_end_matches('.'), leak.counted, leak.cycles);
+    Some((finding, format!("{growth} (it ended after {counted} of {all} cycles).")))
 }
 
 /// `Loading needs 37 MiB of unreclaimable memory; a container of 128 MiB is enough.`
 fn measured(report: &Report) -> Option<(Finding, String)> {
-    let is_attached = report.exec.as_ref().is_some_and(|exec| exec.pid.is_some());
+    let is_attached = report.is_attached();
     let peak_bytes = report.runs.iter().filter_map(|run| run.peak.host_bytes).max();
     let Some(peak_bytes) = peak_bytes else {
         let sentence = match is_attached {
@@ -70,7 +69,7 @@ fn measured(report: &Report) -> Option<(Finding, String)> {
         CommandName::Exec => "The command needs",
         _ => "Loading needs",
     };
-    let at = report.runs.iter().filter_map(|run| Some((run.peak.at.as_ref()?.seconds, run.seconds?))).next();
+    let at = report.runs.iter().find_map(|run| Some((run.peak.at.as_ref()?.seconds, run.seconds?)));
     let still = at.filter(|(at, all)| is_attached && *at >= 0.9 * all && *all > 1.0);
     let still = still.map_or("", |_| ", and most at the end: `loadcheck leak --pid` tells whether it grows");
     let needs = format!("{what} {} of unreclaimable memory{still}", bytes(peak_bytes));

@@ -26,8 +26,14 @@ pub(crate) fn remember_strangers() {
 /// Every living descendant that this program has started. Orphans have this process as their
 /// parent, since it is their reaper.
 pub(crate) fn descendants() -> Vec<Pid> {
+    let of_raw = |pid| Pid::from_raw(i32::try_from(pid).ok()?);
+    descendant_ids().into_iter().filter_map(of_raw).collect()
+}
+
+/// The process ids of [`descendants`].
+pub(crate) fn descendant_ids() -> Vec<u32> {
     let found = living_descendants(std::process::id(), STRANGERS.get().map_or(&[], Vec::as_slice));
-    found.into_iter().filter_map(|(pid, _)| Pid::from_raw(i32::try_from(pid).ok()?)).collect()
+    found.into_iter().map(|(pid, _)| pid).collect()
 }
 
 /// A process with all its living descendants; empty once it has ended.

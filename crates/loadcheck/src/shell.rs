@@ -15,6 +15,11 @@ const SOURCE: &str = "{source}";
 /// Stands for the name of a strategy.
 const STRATEGY: &str = "{strategy}";
 
+/// The words of a command as a report has them.
+pub(crate) fn as_text(words: &[OsString]) -> Vec<String> {
+    words.iter().map(|word| word.to_string_lossy().into_owned()).collect()
+}
+
 /// A command with places to fill in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CommandTemplate {

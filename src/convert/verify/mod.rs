@@ -278,10 +278,10 @@ impl Work<'_> {
         for (tensor, _) in self.target.tensors().zip(&self.compared).filter(|(_, compared)| **compared) {
             findings.report.tensors += 1;
             findings.report.bytes += tensor.len_bytes();
-            let stated =
-                |is: fn(&Stated, TensorId) -> bool| self.stated.is_some_and(|all| is(all, tensor.id));
-            findings.report.cast += u64::from(stated(|all, id| all.cast_from(id).is_some()));
-            findings.report.quantised += u64::from(stated(|all, id| all.quantised(id).is_some()));
+            if let Some(stated) = self.stated {
+                findings.report.cast += u64::from(stated.cast_from(tensor.id).is_some());
+                findings.report.quantised += u64::from(stated.quantised(tensor.id).is_some());
+            }
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ use crate::numbers::bytes as human_bytes;
 use crate::output::Output;
 use crate::problem::{Code, Problem};
 use crate::report::{CommandName, Exec, Outcome as RunOutcome, Place, Point, Pressure, Report, Run, Samples};
-use crate::shell::shell_word;
+use crate::shell::{as_text, shell_word};
 use crate::signals::{Interrupts, exit_of, interrupted, name_of};
 use crate::sizes::SizeContext;
 
@@ -33,10 +33,7 @@ const TIMELINE_ROWS_MIN: usize = 1024;
 /// Measures a command.
 pub(crate) fn run(args: &ExecArgs, output: &Output) -> Outcome {
     let mut report = new_report(CommandName::Exec);
-    report.exec = Some(Exec {
-        command: args.command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
-        ..Exec::default()
-    });
+    report.exec = Some(Exec { command: as_text(&args.command), ..Exec::default() });
     let gates = args.limits.gates();
     let context = SizeContext { limit_bytes: machine::memory_limit_bytes(), ..SizeContext::default() };
     let mut problems = output.check();

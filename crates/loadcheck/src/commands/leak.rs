@@ -30,9 +30,9 @@ use crate::output::{Output, to_stderr};
 use crate::problem::{Code, Problem};
 use crate::progress::Progress;
 use crate::report::{
-    CommandName, CycledLoad, Leak, LeakMode, Outcome as RunOutcome, Params, Report, Run, Source,
+    CommandName, CycledLoad, Gpu, Leak, LeakMode, Outcome as RunOutcome, Params, Report, Run, Source,
 };
-use crate::shell::CommandTemplate;
+use crate::shell::{CommandTemplate, as_text};
 use crate::signals::{Interrupts, exit_of, interrupted, name_of};
 use crate::source::{self, Resolved};
 use crate::worker::{Checked, CycleLoad, Stop, Task};
@@ -82,12 +82,7 @@ pub(crate) fn run(args: &LeakArgs, output: &Output, terminal: &Terminal) -> Outc
         },
         cycles: u64::from(args.cycles),
         warmup: u64::from(args.warmup),
-        command: match (attached, &command) {
-            (Some(process), _) => Some(process.command()),
-            (None, words) => words
-                .as_ref()
-                .map(|words| words.iter().map(|word| word.to_string_lossy().into_owned()).collect()),
-        },
+        command: attached.map(Attached::command).or_else(|| command.as_deref().map(as_text)),
         cycle_seconds: args.pid.map(|_| args.every.as_secs_f64()),
         confidence: SLOPE_CONFIDENCE,
         ..Leak::default()
@@ -109,12 +104,12 @@ pub(crate) fn run(args: &LeakArgs, output: &Output, terminal: &Terminal) -> Outc
         Err(signal) => return Outcome::interrupted(session.report, problems, signal),
     }
     let Some(limits) = limits else { return Outcome::refused(session.report, problems) };
-    match (command, pattern) {
-        _ if attached.is_some() => attached.into_iter().for_each(|process| session.by_times(process)),
-        (None, _) if args.isolate => session.isolated(),
-        (None, _) => session.in_one_process(),
-        (Some(words), None) => session.by_command(&words),
-        (Some(words), Some(pattern)) => session.by_lines(&words, pattern),
+    match (attached, command, pattern) {
+        (Some(process), ..) => session.by_times(process),
+        (None, None, _) if args.isolate => session.isolated(),
+        (None, None, _) => session.in_one_process(),
+        (None, Some(words), None) => session.by_command(&words),
+        (None, Some(words), Some(pattern)) => session.by_lines(&words, pattern),
     }
     session.conclude(&limits)
 }
@@ -345,8 +340,7 @@ impl Session<'_> {
 
     /// A process that runs already; what it and its descendants hold after each span of time.
     fn by_times(&mut self, process: Attached) {
-        let gpu = self.report.host.as_ref().and_then(|host| host.gpus.first().cloned());
-        let mut remaining = RemainingMemory::of_tree(process.pid(), gpu.as_ref());
+        let mut remaining = RemainingMemory::of_tree(process.pid(), self.first_gpu());
         self.note_remaining(&remaining);
         let mut listed = Vec::new();
         if !self.terminal.quiet {
@@ -391,10 +385,14 @@ impl Session<'_> {
         // Orphans become our children.
         let _ = set_child_subreaper(Pid::from_raw(1));
         let group = own_group(&self.interrupts, &mut self.report);
-        let gpu = self.report.host.as_ref().and_then(|host| host.gpus.first().cloned());
-        let remaining = RemainingMemory::new(group, gpu.as_ref());
+        let remaining = RemainingMemory::new(group, self.first_gpu());
         self.note_remaining(&remaining);
         remaining
+    }
+
+    /// The GPU whose memory is looked at.
+    fn first_gpu(&self) -> Option<&Gpu> {
+        self.report.host.as_ref()?.gpus.first()
     }
 
     /// Notes what is not measured, or not of the processes alone.

@@ -7,6 +7,7 @@ use crate::args::CacheArg;
 use crate::entries::{Entry, What};
 use crate::numbers::{median, to_f64};
 use crate::report::{CacheState, Compared, ComparedPeak, Outcome, Run, Spread};
+use crate::shell::as_text;
 use crate::strategies::{SimpleStrategy, Strategy};
 use onelayer_system::units::to_u64;
 
@@ -47,7 +48,7 @@ fn row(entry: &Entry, runs: &[&Run], tensor_bytes: Option<u64>) -> Compared {
     let cpu_seconds = spread(&completed.iter().filter_map(|run| run.cpu_seconds).collect::<Vec<f64>>());
     let command = match &entry.what {
         What::Strategy(_) => None,
-        What::Command(words) => Some(words.iter().map(|word| word.to_string_lossy().into_owned()).collect()),
+        What::Command(words) => Some(as_text(words)),
     };
     Compared {
         strategy: entry.name.clone(),

@@ -16,7 +16,7 @@ use onelayer_probe::{ChildGroup, GpuMemory, NvmlError, Procfs, Reason};
 
 use super::held::{CyclePoint, Held};
 use crate::args::POINTS_MIN;
-use crate::descendants::{descendants, tree_of};
+use crate::descendants::{descendant_ids, tree_of};
 use crate::report::{Gpu, Report};
 
 /// Measures it.
@@ -67,7 +67,7 @@ impl RemainingMemory {
     /// Memory that is left after a cycle's process has ended, and how many processes it left
     /// behind.
     pub(crate) fn after_end(&self) -> (Held, usize) {
-        let processes = OfProcesses::of(&started_here());
+        let processes = OfProcesses::of(&descendant_ids());
         let own_bytes = processes
             .held
             .host_bytes
@@ -81,7 +81,7 @@ impl RemainingMemory {
     /// Memory of a command's processes, with the whole device's memory; and their own part of
     /// that, if the driver lists any of them. `None` if none lives any more.
     pub(crate) fn of_processes(&mut self) -> Option<(Held, Option<u64>)> {
-        let processes = OfProcesses::of(&self.root.map_or_else(started_here, tree_of));
+        let processes = OfProcesses::of(&self.root.map_or_else(descendant_ids, tree_of));
         if processes.pids.is_empty() {
             return None;
         }
@@ -114,11 +114,6 @@ impl RemainingMemory {
             None => "shared memory is the whole machine's: what others do is in it",
         }
     }
-}
-
-/// The living processes that this program has started.
-fn started_here() -> Vec<u32> {
-    descendants().iter().filter_map(|pid| u32::try_from(pid.as_raw_nonzero().get()).ok()).collect()
 }
 
 /// The memory of living processes.

@@ -40,8 +40,7 @@ pub(super) fn document(report: &Report, view: View) -> Document {
     document.extend(facts::not_measured(report, view));
     let partial = facts::partial(report);
     let peak = worst(&report.runs, |run| run.peak.host_bytes).and_then(|run| run.peak.host_bytes);
-    let is_whole = report.exec.as_ref().is_none_or(|exec| exec.pid.is_none());
-    if let Some(peak) = peak.filter(|_| partial.is_none() && is_whole) {
+    if let Some(peak) = peak.filter(|_| partial.is_none() && !report.is_attached()) {
         let (request, limit) = container(peak);
         document.line(format!("Container: request {request}, limit {limit}."));
     }
@@ -51,13 +50,8 @@ pub(super) fn document(report: &Report, view: View) -> Document {
 
 fn how_it_ended(exec: &Exec) -> String {
     let mut text = match (exec.exit_code, exec.signal, exec.line_seen) {
-        _ if exec.pid.is_some() => {
-            if exec.has_ended == Some(true) {
-                "by itself".to_owned()
-            } else {
-                "it still runs".to_owned()
-            }
-        }
+        _ if exec.has_ended == Some(true) => "by itself".to_owned(),
+        _ if exec.has_ended == Some(false) => "it still runs".to_owned(),
         (_, _, Some(true)) => "stopped by loadcheck: the line was seen".to_owned(),
         (Some(code), ..) => format!("exit code {code}"),
         (None, Some(signal), _) => format!("killed by signal {signal}"),
@@ -126,7 +120,7 @@ fn peak_rows(report: &Report, is_narrow: bool) -> Vec<PeakRow> {
     let mut rows = Vec::new();
     if let Some(run) = worst(runs, |run| run.peak.host_bytes) {
         // Where it was stopped, or measured in part, more may be needed.
-        let is_whole = report.error.is_none() && report.exec.as_ref().is_none_or(|exec| exec.pid.is_none());
+        let is_whole = report.error.is_none() && !report.is_attached();
         let note = match is_whole {
             true => pick("a container's limit has to hold this", "sizes a container"),
             false => "so far".to_owned(),

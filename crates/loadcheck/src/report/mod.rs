@@ -461,6 +461,11 @@ impl Report {
         }
     }
 
+    /// True for the report on a process that ran already: it has peaks of a part of its life.
+    pub(crate) fn is_attached(&self) -> bool {
+        self.exec.as_ref().is_some_and(|exec| exec.pid.is_some())
+    }
+
     /// Records problems, most basic first; the first becomes `error`.
     pub(crate) fn fail(&mut self, mut problems: Vec<Problem>) {
         if problems.is_empty() {
