@@ -41,22 +41,29 @@ pub(super) struct ConfigChanges {
 /// Replaces the contents of those configurations among `side_files` that have to change.
 pub(super) fn change(settings: &Conversion, files: &FilePlan, side_files: &mut [SideFile]) -> ConfigChanges {
     let mut changes = ConfigChanges::default();
-    let dtype = settings.options.dtype;
-    if dtype.is_none() && settings.options.quantise.is_none() {
+    let (dtype, quantises) = (settings.options.dtype, settings.options.quantise.is_some());
+    if dtype.is_none() && !quantises {
         return changes;
     }
-    let mut is_described = settings.options.quantise.is_some();
+    let mut is_described = quantises;
     for component in &files.layout.components {
-        let description = Description::new(files, component);
+        let description = match quantises {
+            true => Description::new(files, component),
+            false => Description::NotQuantised,
+        };
         let name = format!("{}{NAME}", component.prefix);
         let changed = side_files
             .iter_mut()
             .find(|file| file.name == name)
             .and_then(|file| Config::read(&file.path).map(|config| (file, config)))
             .map(|(file, mut config)| {
+                let noted = changes.notes.len();
                 config.set_dtype(dtype, &name, &mut changes.notes);
                 let known = config.describe(&description, &name, &mut changes.notes);
-                file.set_contents(config.text);
+                // Each change has a note; without one, the file is copied.
+                if changes.notes.len() > noted {
+                    file.set_contents(config.text);
+                }
                 known
             });
         is_described &= changed.unwrap_or(description == Description::NotQuantised);
@@ -95,6 +102,9 @@ impl Description {
                     }
                     (Some(_), _) => return Self::NoReader,
                 }
+                if ignored.len() > IGNORED_MAX {
+                    return Self::NoReader;
+                }
             }
         }
         let Some(form) = form else { return Self::NotQuantised };
@@ -103,9 +113,6 @@ impl Description {
             Quantisation::Fp8 => ("float-quantized", "float"),
             _ => return Self::NoReader,
         };
-        if ignored.len() > IGNORED_MAX {
-            return Self::NoReader;
-        }
         Self::CompressedTensors(json!({
             "quant_method": "compressed-tensors",
             "quantization_status": "compressed",
